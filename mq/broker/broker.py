@@ -149,7 +149,7 @@ class Broker:
     # -- clients -----------------------------------------------------------------------------------------------------
 
     def accept(self, sock: socket.socket) -> None:
-        """Serve a new connection, unless there are too many."""
+        """Serve a new connection, or close it if there are too many."""
         self.connections.accept(sock, self.services.requests)
 
     def close_connections(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of a broker in groups, each with its own checks.
+"""The settings of a broker in groups. Each group checks its own settings.
 
 `BrokerSettings` in `mq.broker.settings` is all of them, and users set each by its name, whatever its group.
 """
@@ -34,7 +34,7 @@ def parse_address_list(text: str) -> list[Address]:
 
 
 class SettingGroup(BaseModel):
-    """Base class of the groups of settings."""
+    """The base class of groups of settings."""
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
     why_fixed: ClassVar[str] = ""

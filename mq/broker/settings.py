@@ -191,7 +191,7 @@ class BrokerSettings(
 
     @property
     def namesrv_addresses(self) -> list[Address]:
-        """The name servers to register at."""
+        """The addresses of the name servers at which the broker registers."""
         return parse_address_list(self.namesrv)
 
     @property

@@ -57,7 +57,7 @@ class OfLimitedUser(msgspec.Struct, frozen=True):
 
 
 class AccessControl:
-    """Decides whether clients may make requests, by the accounts in a file.
+    """Decides which requests clients may make, by the accounts in a file and by users.
 
     Args:
         path: a file in the format of RocketMQ's ``plain_acl.yml``.
@@ -95,7 +95,7 @@ class AccessControl:
         self._merged_of = ()
 
     def refresh(self) -> None:
-        """Reload the file if it has changed. Called by a timer."""
+        """Reload the file if it has changed. A timer calls this."""
         self._file.refresh()
 
     def authorize(self, address: str, requests: Iterable[Incoming], chunk: bytes) -> list[tuple[Any, bytes, int]]:

@@ -56,7 +56,7 @@ Needs = Iterable[tuple[str, Permission]]
 
 
 class Role(enum.Enum):
-    """The kinds of senders that may make a request, independent of topics."""
+    """The role that a sender needs for a request, whatever its topic."""
 
     ANYBODY = "checked by the handler: replicas prove that they have the secret of their group"
     ACCOUNT = "any account"

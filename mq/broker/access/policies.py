@@ -1,4 +1,4 @@
-"""The policies of a user: which requests they allow. Pure.
+"""Decides by a user's policies which requests the user may make. Pure.
 
 Custom policies precede default ones. Of the matching policies, the most specific one decides: an exact name before a
 prefix, a longer prefix before a shorter one, then all names of a type, then everything. Among equally specific
@@ -46,7 +46,7 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class UserAccount(Account):
-    """The account of a user; ``rules`` are in order of precedence."""
+    """The account of a user, with its ``rules`` in order of precedence."""
 
     rules: tuple[_Rule, ...] = ()
     decisions: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)

@@ -1,4 +1,4 @@
-"""Changes of the attributes of topics and groups, as RocketMQ's tools write them. Pure."""
+"""Parses and applies changes of attributes of topics and groups, as RocketMQ's tools write them. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mq.protocol.codes import ResponseCode
 
 
 def attribute_changes(text: str) -> dict[str, str]:
-    """Parses ``+name=value,-name``; keys keep their sign. Raises RequestRefused."""
+    """Parse ``+name=value,-name``. The names keep their sign. Raises RequestRefused."""
     changes: dict[str, str] = {}
     for part in filter(None, (each.strip() for each in text.split(","))):
         name, separator, value = part.partition("=")

@@ -1,4 +1,4 @@
-"""Show and change settings of a running broker: request codes 25 and 26.
+"""Shows and changes settings of a running broker: request codes 25 and 26.
 
 Changes last until the process restarts.
 """
@@ -80,7 +80,7 @@ class BrokerConfig(Service):
         yield Route(UpdateBrokerConfig, self.handle_update)
 
     def handle_get(self, call: Call[GetBrokerConfig]) -> bytes:
-        """Request code 26: return all settings as a text."""
+        """Request code 26: return all settings as text."""
         return call.response(
             ext=VersionReply(version=self._version().encode().decode()).fields(),
             body=encode_properties(self.properties()),

@@ -1,4 +1,4 @@
-"""Deletes expired log files: by a timer, and when operators' tools ask for it (requests 306, 316 and 329)."""
+"""Deletes expired log files, on a timer and on request (codes 306, 316 and 329)."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class Cleanup(Service):
             self._log.error("retention_failed", error=str(error))  # files stay longer than they should
 
     def handle_nothing_to_clean(self, call: Call[CleanExpiredConsumequeue | CleanUnusedTopic]) -> bytes:
-        """Request codes 306 and 316: nothing to do, since deleted queues and expired data are cleaned up within
-        seconds.
-        """
+        """Request codes 306 and 316: do nothing, since deleted and expired data is cleaned up within seconds."""
         return call.response()
 
     def handle_delete_expired(self, call: Call[DeleteExpiredCommitlog]) -> bytes:

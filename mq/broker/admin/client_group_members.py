@@ -1,4 +1,4 @@
-"""Members of producer and consumer groups, and what they report about themselves, for tools and consoles.
+"""Lists members of producer and consumer groups, and asks them about themselves, for tools and consoles.
 
 Each replica answers from the heartbeats it received; clients send heartbeats to all replicas. For what only the client
 knows, the broker asks it over its connection, and the tool's request waits for the answer.
@@ -61,7 +61,7 @@ Tables = dict[str, Mapping[QueueRef, int]]
 
 
 class GroupMembers(Service):
-    """Answers queries about the members of producer and consumer groups.
+    """Answers queries for the members of producer and consumer groups.
 
     Args:
         record_at: the committed record at a physical offset, or None.

@@ -1,4 +1,4 @@
-"""Configurations of consumer groups: request codes 200, 225 and 207 change them, 201 and 352 show them.
+"""Changes (request codes 200, 225 and 207) and shows (201 and 352) the configurations of consumer groups.
 
 For the members of groups see `mq.broker.consume.heartbeat`.
 """

@@ -212,7 +212,7 @@ class GroupOffsets(Service):
     # -- resets --------------------------------------------------------------------------------------------------------
 
     def handle_reset(self, call: Call[InvokeBrokerToResetOffset]) -> None:
-        """Request code 222: set the offsets of a group by store time. Raises RequestRefused."""
+        """Request code 222: set a group's offsets to the messages of a store time. Raises RequestRefused."""
         ext = call.request.ext
         self._appender.check_room()
         self._check_group(ext.group)

@@ -117,7 +117,7 @@ class ReplicaStatus(Service):
         yield Route(GetBrokerRuntimeInfo, self.handle)
 
     def handle(self, call: Call[GetBrokerRuntimeInfo]) -> bytes:
-        """Request code 28: return the figures of this replica."""
+        """Request code 28: return all figures of this replica."""
         return call.response(body=KVTable(self.table()).encode())
 
 

@@ -89,7 +89,7 @@ class Stats(Service):
         self.figures.add_up()
 
     def handle(self, call: Call[ViewBrokerStatsData]) -> bytes:
-        """Request code 315: return a figure over the last minute, hour and day."""
+        """Request code 315: return the requested figure over the last minute, hour and day."""
         ext = call.request.ext
         self.refresh()
         topic, _, group = ext.stats_key.partition("@")

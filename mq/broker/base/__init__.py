@@ -1,1 +1,1 @@
-"""Shared by all parts of a broker: counters, rate-limited warnings, disk usage, retention."""
+"""Parts that all of a broker shares: counters, rate-limited warnings, disk usage, retention."""

@@ -117,7 +117,7 @@ class PeriodicTask:
             self._scope.deadline = next_at
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run actions when they are due, until cancelled."""
         while True:
             with trio.CancelScope(deadline=self._schedule.next_at()) as self._scope:
                 await trio.sleep_forever()

@@ -80,7 +80,7 @@ class LogLeases(Service):
         return call.response(ext=LogLeaseReply(seconds=int(seconds), base_position=base_pos).fields())
 
     def handle_list(self, call: Call[ListLeases]) -> bytes:
-        """Request code 9029: list the leases."""
+        """Request code 9029: list the leases of the log."""
         self._drop_over()
         now = self._clock()
         leases = [

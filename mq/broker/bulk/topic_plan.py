@@ -45,7 +45,7 @@ class TopicPlans(Service):
         yield Route(PlanTopic, self.handle)
 
     def handle(self, call: Call[PlanTopic]) -> None:
-        """Request code 9006: return the extent of a topic."""
+        """Request code 9006: return the extent of a topic on this replica."""
 
         def answer() -> ResponseSteps:
             return self._answer(call)

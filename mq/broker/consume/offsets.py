@@ -1,4 +1,4 @@
-"""Consumer offsets (request codes 14 and 15) and first and last offsets of queues (30 and 31).
+"""Stores consumer offsets (request codes 14 and 15), and returns first and last offsets of queues (30 and 31).
 
 Consumer offsets are replicated like messages. One-way commits are batched for a moment into one command of the log. A
 commit that wants an answer, and a query of an offset that is in flight, are answered when it is committed. So an offset
@@ -247,7 +247,7 @@ class Offsets(Service):
         return self._highest(key)
 
     def check_consumed(self, ranges: Iterable[ConsumedRange]) -> None:
-        """Raise RequestRefused unless offsets may advance with a transaction that consumed these messages.
+        """Raise RequestRefused unless a transaction that consumed these messages may advance the offsets.
 
         A group that has stored an offset behind the first of them has consumed it otherwise, so the transaction is
         refused for ever (PULL_OFFSET_MOVED). While such an offset is in flight, it is refused for now.

@@ -38,7 +38,7 @@ class Selection(NamedTuple):
 
 
 class RecordReader:
-    """Reads records from the log.
+    """Reads records of a queue from the log.
 
     Args:
         read: ``read(physical_offset, nbytes)`` of the log.

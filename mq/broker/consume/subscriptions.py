@@ -67,7 +67,7 @@ class Subscriptions(Service):
         self._settings = settings
 
     def handle_check(self, call: Call[CheckClientConfig]) -> bytes:
-        """Request code 46: check that a subscription is valid."""
+        """Request code 46: check a subscription. Raises RequestRefused if it is invalid."""
         try:
             subscription = CheckClientConfigBody.decode(call.body).subscription
         except BodyError as error:

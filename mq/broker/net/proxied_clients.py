@@ -100,7 +100,7 @@ class ProxiedClients(Generic[ConnectionT]):
         ]
 
     def check_invariants(self) -> None:
-        """Assert that groups and connections list each other; for tests."""
+        """Assert that groups and connections list each other, for tests."""
         pairs = {(each.group, at, each.client_id) for at, (_, clients) in self._of.items() for each in clients}
         by_group = {(group, *key) for group, members in self._groups.items() for key in members}
         assert pairs == by_group, f"{len(by_group)} members of groups, connections list {len(pairs)}"

@@ -36,7 +36,7 @@ class Route(NamedTuple):
 
 
 class Service:
-    """A feature of the broker. All methods are called on the event loop, and must return quickly."""
+    """The base class of the broker's features. The event loop calls all methods, which must return quickly."""
 
     def routes(self) -> Iterable[Route]:
         """Return the routes of this service. Called once, when the broker is built."""
