@@ -18,7 +18,7 @@ GROUPS_MAX: Final = 100
 class Rates(NamedTuple):
     """The messages per second of a broker group; None while it has no leader or does not report them.
 
-    ``errors`` are requests per second that any of its replicas refused, or failed at.
+    ``errors`` are the requests per second that its replicas refused, or at which they failed.
     """
 
     at: float
@@ -52,7 +52,7 @@ class History:
     def seconds_behind(self, group: str, position: int, now: float) -> float | None:
         """Return how many seconds ago the leader of a broker group had committed no more than ``position``.
 
-        None if that was before the first look; a lower bound, from the growth of the log since then.
+        Returns None if that was before the first point. The result is a lower bound, from the growth of the log.
         """
         times = [at for at, commit_position in self._positions.get(group, ()) if commit_position <= position]
         return now - times[-1] if times else None

@@ -32,8 +32,8 @@ class Sessions:
     """Keeps all sessions, by the key in the cookie.
 
     Args:
-        new_token: a text that cannot be guessed.
-        idle_seconds, seconds_max: when a session ends: after the last request, and after its beginning.
+        new_token: returns a text that cannot be guessed.
+        idle_seconds, seconds_max: a session ends this long after its last request, or after its beginning.
         on_end: is called with a session that ended.
     """
 

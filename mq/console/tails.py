@@ -68,8 +68,8 @@ class Tail:
 
     Attributes:
         rows: a row for each message, the newest first; their bodies may be large and are dropped.
-        left_out: how many messages came too fast to be read.
-        fault: why the reading has stopped; empty while it runs.
+        left_out: how many messages were not shown because they came too fast.
+        fault: why the topic is no longer read; empty while it is read.
         scope: ends the reading when nobody has looked for `watched_seconds`, also while a broker is waited for.
     """
 

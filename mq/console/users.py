@@ -35,7 +35,7 @@ class Users:
     """The views of all users. A user's first session opens the view, and the last one closes it.
 
     Args:
-        own: the requests of the console itself, for those who need not log in, and its TLS.
+        own: the settings for requests of the console itself, and of visitors who need not log in.
         nursery: ends after the server.
     """
 

@@ -80,7 +80,7 @@ class SharedAnswer(Generic[T]):
     A failure is an answer, too: a dead server is not asked once per tab. It keeps the last good value.
 
     Args:
-        least: of an answer that costs the servers much, for how many seconds it has to do, if that is longer.
+        least: returns for how many seconds an answer is used at least, if it costs the servers much.
     """
 
     def __init__(
@@ -156,10 +156,10 @@ class Watch:
     """The view of the cluster that one user has; made by `open`.
 
     Attributes:
-        querying_admin: its requests leave out broker groups without a leader.
-        changing_admin: its requests need all broker groups.
+        querying_admin: sends queries; leaves out broker groups without a leader.
+        changing_admin: makes changes; needs an answer from all broker groups.
         nursery: for tasks that outlive their request; ends with the last session of the user.
-        remoting: how further clients of this user talk to the servers.
+        remoting: settings of the connections that further clients of this user open.
     """
 
     def __init__(

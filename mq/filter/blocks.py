@@ -26,8 +26,8 @@ class Block:
     """Several messages in one buffer. The part of each begins where the previous one ends.
 
     Attributes:
-        data: the buffer.
-        ends: for each message, where its part ends.
+        data: the buffer with all messages.
+        ends: the index after the part of each message.
     """
 
     __slots__ = ("_places", "data", "ends")

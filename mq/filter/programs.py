@@ -26,7 +26,7 @@ class ProgramName(NamedTuple):
     """The identity of a filter program: its kind, and the SHA-256 of its bytes.
 
     Attributes:
-        on_error: what becomes of a message for which the program fails: it is passed on to the consumer, or skipped.
+        on_error: whether a message at which the program fails is passed on to the consumer or skipped.
     """
 
     kind: Kind

@@ -227,7 +227,7 @@ def _tokens(text: str) -> list[_Token]:
 def parse(text: str, *, with_body: bool = False) -> Expression:
     """Parse an expression to its tree, without checking the types of operands. Raises SqlError.
 
-    Only with ``with_body`` may it look into bodies: ``BODY('$.a.b')``.
+    Only with ``with_body`` the expression may use bodies: ``BODY('$.a.b')``.
     """
     if len(text) > LENGTH_MAX:
         raise SqlError(LENGTH_MAX + 1, f"the expression has {len(text)} characters; maximum: {LENGTH_MAX}")

@@ -67,9 +67,9 @@ class WasmLimits(NamedTuple):
     """The limits of a WebAssembly filter.
 
     Attributes:
-        fuel_per_message: about one for each instruction.
-        seconds_per_message: of the clock on the wall, for what fuel does not count, such as filling memory.
-        memory_bytes_max: of its memory.
+        fuel_per_message: limit of fuel, about one unit per instruction.
+        seconds_per_message: elapsed time in seconds, for work that fuel does not count, such as filling memory.
+        memory_bytes_max: maximum size of the filter's memory.
     """
 
     fuel_per_message: int = 20_000_000

@@ -41,7 +41,7 @@ class BrokerLink:
     """The connections to one broker group. Made by `open`.
 
     Attributes:
-        broker_name: of the group; empty until the first registration.
+        broker_name: name of the broker group; empty until the first registration.
         trouble: why the last registration failed; None if it did not.
     """
 
@@ -102,7 +102,7 @@ class BrokerLink:
 
         A limited user is charged for ``volume``, in messages and bytes.
 
-        Raises BrokerError with the reason if it may not, ClientError.
+        Raises ClientError: BrokerError with the reason if the sender may not make the request.
         """
         ext = JudgeRequestExt(address=address, messages=volume[0], record_bytes=volume[1]).fields()
         response, _ = await self._answer(topic, RequestCode.JUDGE_REQUEST, ext, frame)
@@ -120,7 +120,7 @@ class BrokerLink:
     async def pull(self, request: PullExt, deadline: float) -> tuple[Response, memoryview]:
         """Send a pull to the leader and return the response, for which the leader waits until `deadline` at most.
 
-        Raises ClientError if the leader refuses it, or none has answered by then.
+        Raises ClientError if the leader refuses the pull, or no leader has answered by then.
         """
         refresh = False
         while True:

@@ -31,7 +31,7 @@ class FilterCounters:
 
     Attributes:
         connections, pulls: open connections, and pulls that are being served.
-        programs: in memory.
+        programs: filter programs in memory.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,5 @@
 """Serves pulls through a filter: reads from the broker, and returns the messages that the filter accepts.
 `pull_progress` decides when to respond, `picking` with which records.
-
-`pull_progress` decides when, `picking` what.
 """
 
 from __future__ import annotations

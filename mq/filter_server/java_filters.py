@@ -43,8 +43,8 @@ class JavaLimits(NamedTuple):
     """The limits of a filter class in Java.
 
     Attributes:
-        heap_bytes: of its virtual machine, which needs some 60 MB besides.
-        seconds_per_message: of the clock on the wall.
+        heap_bytes: heap of its virtual machine, which needs some 60 MB more.
+        seconds_per_message: elapsed time in seconds.
         processes_max: virtual machines at a time; the one that has been idle the longest makes room for another.
     """
 

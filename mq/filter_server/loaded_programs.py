@@ -73,8 +73,8 @@ class Program:
     """A filter program that is in memory.
 
     Attributes:
-        turn: its messages are filtered by one thread at a time, so that a slow filter does not take all of them.
-        share: of the messages of late, how many it let through.
+        turn: lets one thread at a time filter with the program, so that a slow filter does not take all threads.
+        share: the share of accepted messages among the latest ones.
     """
 
     def __init__(self, name: ProgramName, runs: Runs, budget: GroupBudget) -> None:

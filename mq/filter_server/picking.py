@@ -72,10 +72,10 @@ class FilterResult(NamedTuple):
     """The result of filtering some records.
 
     Attributes:
-        passed: those let through.
-        examined: how many from the first one on are decided; the others come again.
-        next_offset: behind the last picked record.
-        is_cut: not all of them are.
+        passed: the accepted records.
+        examined: how many records, from the first on, are decided; the next pull reads the others again.
+        next_offset: the offset after the last decided record.
+        is_cut: whether some records are not decided.
     """
 
     passed: list[memoryview]

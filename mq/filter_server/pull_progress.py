@@ -47,8 +47,8 @@ class PullProgress:
     """One pull for ``count_max`` messages from offset ``begin`` on, which may wait ``hold_seconds`` from ``now`` on.
 
     Attributes:
-        offset: what lies before it is decided.
-        nbytes: of the messages that are let through.
+        offset: all messages before this offset are decided.
+        nbytes: the size of the accepted messages.
     """
 
     def __init__(self, begin: int, count_max: int, hold_seconds: float, now: float) -> None:

@@ -50,9 +50,9 @@ class Verdicts(NamedTuple):
     """The verdicts of a filter on the first messages of a block.
 
     Attributes:
-        passes: for each message whether it is let through; False for one that failed.
-        failures: by position: why the filter failed.
-        seconds: of a processor.
+        passes: whether each message is accepted; False for one at which the filter failed.
+        failures: why the filter failed at a message, by the message's position.
+        seconds: processor time in seconds.
     """
 
     passes: list[bool]

@@ -50,7 +50,7 @@ class OfReplicas(Generic[T]):
 
     Attributes:
         silent: replicas that did not answer.
-        incapable: those that do not know the request, as those of Apache RocketMQ or of an earlier release.
+        incapable: replicas that do not know the request, like Apache RocketMQ's or an earlier release.
     """
 
     answers: dict[str, T] = field(default_factory=dict)

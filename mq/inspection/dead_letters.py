@@ -33,7 +33,7 @@ async def read_letters(
 ) -> AsyncGenerator[PullConsumer]:
     """Open a consumer of a group's dead letters, at the first unresolved one, or with ``everything`` at the very first.
 
-    It has no queues if the group has no dead letters.
+    The consumer has no queues if the group has no dead letters.
     """
     async with PullConsumer(namesrv, DEALT_WITH_BY, consume_from="first", remoting=remoting) as consumer:
         try:

@@ -13,7 +13,7 @@ from mq.inspection.cluster import GroupStatus
 def time_of(milliseconds: int | None) -> str | None:
     """Format milliseconds since 1970 as ``2026-03-01T09:30:00.000Z``; None for None, 0 or less, which mean never.
 
-    Also None after the year 9999.
+    Returns None also for times after the year 9999.
     """
     if milliseconds is None or milliseconds <= 0:
         return None

@@ -29,7 +29,7 @@ class GroupSession:
     """A session with a broker group. Calls ``on_progress`` with a text that says what it waits for.
 
     Args:
-        group: its name; None if there is only one.
+        group: the name of the broker group; None if there is only one.
 
     All methods raise ClientError, and ValueError if no group is named and there are several.
     """

@@ -21,8 +21,8 @@ from mq.protocol.requests.removed_members import KeptOutMember
 class Member:
     """A member as its broker knows it. ``queues`` are those that the member itself reports; None if it reports none.
 
-    ``subscribes``: to which topics and expressions, as text; None if the broker does not tell it of each member, as one
-    of Apache RocketMQ.
+    ``subscribes`` are its topics and expressions as text; None from a broker that does not report them for each member,
+    like Apache RocketMQ's.
     """
 
     client: ClientConnectionData

@@ -31,7 +31,7 @@ class ChangingAdmin(UserAdmin):
     async def change_settings(self, address: str, settings: Mapping[str, str]) -> None:
         """Change settings of one running broker until it restarts (request code 25): all of them, or none.
 
-        Raises BrokerError for one that does not exist, cannot be changed, or has a bad value.
+        Raises BrokerError for a setting that does not exist, cannot be changed, or has a bad value.
         """
         body = encode_properties(settings)
         await self._open_core().call(address, RequestCode.UPDATE_BROKER_CONFIG, body=body)

@@ -41,21 +41,21 @@ class Consumers:
 
     Attributes:
         before, after: the progress of each group at the beginning and at the end of the watch.
-        watched_seconds: between the two.
+        watched_seconds: the time between the two.
         configs: the settings of each group, from any broker group.
-        members: of the groups that lag, by group; without those whose members the brokers did not tell.
-        ends: of the queues in which some group lags.
-        at_risk: of the queues in which a group lags far, the offset of the first message that is younger than
+        members: the members of groups that lag, by group; without groups whose members are unknown.
+        ends: the ends of the queues in which some group lags.
+        at_risk: for each queue in which a group lags far, the offset of the first message that is younger than
             `AT_RISK` of the retention time: retention soon deletes those before it.
         dead_letters: the queues with dead letters of each group, from the first one that nobody dealt with on.
-        retention_hours: the shortest of all brokers; None if unknown.
-        topic_hours: of topics that say so themselves, and are kept for less.
-        topic_bytes: of topics that keep at most this number of bytes.
-        now_ms: at the end of the watch, in milliseconds since 1970.
-        soon_by_size: of the queues in which a group lags, in broker groups whose logs are near their size limit, the
-            offset of the first message that is not among the oldest of the log: those before it go next.
-        log_bytes: that limit, by broker group.
-        differing: of each group whose members subscribe to different things, some members, and what each subscribes to.
+        retention_hours: the shortest retention time of all brokers; None if unknown.
+        topic_hours: the retention time of topics that have a shorter one of their own.
+        topic_bytes: the size limit of topics that have one.
+        now_ms: the time at the end of the watch, in milliseconds since 1970.
+        soon_by_size: for each queue in which a group lags, if the broker group's log is near its size limit, the
+            offset of the first message that is not among the oldest of the log: retention deletes those before it next.
+        log_bytes: the size limit of the log, by broker group.
+        differing: for each group whose members' subscriptions differ, some members and the subscription of each.
     """
 
     before: Progress
@@ -85,14 +85,14 @@ class Survey:
 
     Attributes:
         groups: the broker groups.
-        settings: of each replica that answered, by address.
-        name_servers: of each name server its brokers' addresses, or why it did not answer.
+        settings: the settings of each replica that answered, by its address.
+        name_servers: for each name server the addresses of its brokers, or why it did not answer.
         unresolved: host names of brokers that do not resolve here, and why.
-        consumers: None if they could not be asked.
-        throttled: by address of each replica that throttles users or topics.
-        consumers_reason: why not.
+        consumers: the consumer groups; None if they could not be queried.
+        throttled: the throttled users and topics, by address of the replica that throttles them.
+        consumers_reason: why the consumer groups could not be queried.
         open_name_servers: addresses of name servers without accounts, at which any client can register brokers.
-        schedules: of the brokers that have any.
+        schedules: the schedules of the brokers that have any.
         orphaned_schedules: broker groups and names of enabled ones whose topic their group does not have, or closed to
             writes.
     """

@@ -255,7 +255,7 @@ class DevCluster:
     ) -> AsyncIterator[trio.Process]:
         """Run a module of this project as a child process, with pipes for its input and output, until the block ends.
 
-        ``name`` names its log for standard error. ``arguments`` begin with the module. ``environment`` extends ours. A
+        Standard error goes to the log ``name``. ``arguments`` begin with the module. ``environment`` extends ours. A
         module that reads its input ends when this process does, however it ends.
         """
         with self.log_path(name).open("ab") as log:

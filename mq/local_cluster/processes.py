@@ -79,7 +79,7 @@ class _Child:
 class Processes:
     """The child processes of one owner, by name. The owner must call `stop_all` or `kill_all` at its end.
 
-    What a process says is appended to the file of its name in ``logs``, over all its runs. They run in ``directory``;
+    The output of a process is appended to the file with its name in ``logs``. Processes run in ``directory``;
     default: where this process does.
     """
 
@@ -109,9 +109,9 @@ class Processes:
         """Start a process that never ran or has ended, and return its process id. Does not wait until it serves.
 
         Args:
-            environment: extends ours.
-            directory: where it runs, if not where all of them do.
-            input_pipe: its input is a pipe that closes when this process ends. Else it has none, and is killed then.
+            environment: variables that extend this process's environment.
+            directory: where the process runs, if not where the others do.
+            input_pipe: whether its input is a pipe that closes when this process ends. Else it is killed then.
 
         Raises OSError if there is no such program.
         """
@@ -299,7 +299,7 @@ class Processes:
 def open_processes(directory: Path) -> Iterator[Processes]:
     """Yield processes that run and log in ``directory``.
 
-    They are killed at the end of the block, with whatever runs in their sessions.
+    At the end of the block they are killed, with all other processes in their sessions.
     """
     processes = Processes(directory, directory)
     try:

@@ -7,9 +7,9 @@ class ErrorAnswers:
     """Counts error responses since the start of the process.
 
     Attributes:
-        refused: requests that were not carried out: wrong ones, those without the permission, and those that came when
-            it was busy, or its disk full.
-        failed: requests that failed here, such as when the log cannot be read.
+        refused: requests that were not carried out: wrong or not permitted ones, and those that came while the process
+            was busy or its disk full.
+        failed: requests that failed in this process, for example because the log cannot be read.
     """
 
     def __init__(self) -> None:

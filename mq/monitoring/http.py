@@ -52,8 +52,8 @@ class Monitoring:
     """Serves the HTTP endpoints for monitoring of one server process.
 
     Args:
-        collect: collects its metrics.
-        ready: checks whether it can serve.
+        collect: returns the metrics of the process.
+        ready: returns why the process cannot serve; None if it can.
         giving_way: entered while an answer is made; the server's own event loop, if it has one, then lets other tasks
             run after each of its turns.
         steps: measures for how long requests hold the event loop.

@@ -16,10 +16,10 @@ from mq.monitoring.event_loop_lag import EventLoopLag
 class StepTimes:
     """Knows the longest steps of the last minute, of all measured tasks.
 
-    A step may take long because the process does not run: with its CPU time beside it, one can tell.
+    A step may take long because the process does not run: its CPU time, which is measured too, shows that.
 
     Args:
-        clock, cpu_clock: seconds, monotonic, and of CPU time of the calling thread.
+        clock, cpu_clock: return monotonic seconds, and seconds of CPU time of the calling thread.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class KvConfig:
         bytes_max: total size of all namespaces, keys and values.
 
     Attributes:
-        version: number of changes.
+        version: the number of changes so far.
     """
 
     def __init__(self, *, entries_max: int = 10_000, bytes_max: int = 8 * 1024 * 1024) -> None:

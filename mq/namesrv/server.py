@@ -51,7 +51,7 @@ async def serve(
 ) -> None:
     """Run a name server until cancelled. ``task_status`` gets the address it listens on.
 
-    With ``listener`` it does not listen itself, and leaves the limits of the process as they are.
+    With ``listener`` the name server uses that, and does not change the limits of the process.
 
     Raises:
         OSError: it cannot listen there, or cannot read the key-value configuration.

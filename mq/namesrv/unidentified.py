@@ -22,8 +22,8 @@ class UnidentifiedConnections(Generic[P]):
     """The connections that sent no complete request yet, the oldest first. Times are monotonic seconds.
 
     Args:
-        count_max: with more of them, the oldest ones whose time is over are closed.
-        seconds_max: how long each may take for its first request.
+        count_max: if there are more such connections, the oldest ones whose time is over are closed.
+        seconds_max: how long a connection may take for its first request.
     """
 
     def __init__(self, count_max: int, seconds_max: float) -> None:

@@ -169,7 +169,7 @@ def retry_topic_readers(name: str, groups: Container[str], topics: Container[str
 def topics_of_group(group: str, groups: Container[str], topics: Collection[str]) -> list[str]:
     """Return the retry and dead letter topics of ``group``; first the retry topics of its pops, among ``topics``.
 
-    Without those that another one of ``groups`` may use, too, see `retry_topic_readers`.
+    Leaves out topics that another one of ``groups`` may use, too; see `retry_topic_readers`.
     """
     pop_retry_topics = {pop_retry_topic(group, topic) for topic in topics if not topic.startswith(RETRY_PREFIX)}
     own = (

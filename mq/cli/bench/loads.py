@@ -195,7 +195,7 @@ async def consume(plan: BenchPlan, namesrv: str) -> Result:
 async def backlog(plan: BenchPlan, namesrv: str) -> Result:
     """Send messages for the seconds of the plan, then read them all back. Commits no offset.
 
-    What is counted of CPU is of the reading. Raises ClientError; sends that fail are in the result.
+    CPU time is that of reading. Raises ClientError; failed sends are in the result.
     """
     result = Result()
     async with Admin(namesrv) as admin:

@@ -16,8 +16,8 @@ class BenchPlan:
     """The load: messages of ``body_bytes`` to ``topic`` for ``seconds``, after a warm-up that is not measured.
 
     Attributes:
-        in_flight: messages, or batches, that may wait for acknowledgement at once.
-        batch: messages in one request.
+        in_flight: how many messages, or batches, may wait for acknowledgement at once.
+        batch: the number of messages in one request.
         rate: messages per second that become due, whether or not earlier ones are acknowledged; None: as fast as
             they are acknowledged.
         linger: seconds that a message waits for others to share a request with; None: no automatic batches.

@@ -100,7 +100,7 @@ def panel(
     """Draw lines by name over one axis, whose ticks have names.
 
     Args:
-        place: from where on, and how wide.
+        place: the left end and the width of the panel.
         spreads: by the name of a line, how far its values spread; its points are marked then.
     """
     x, width = place

@@ -66,10 +66,10 @@ class Result:
     """The measurements of ``seconds``, without the warm-up.
 
     Attributes:
-        failed: messages without acknowledgement: certainly not stored, maybe stored, or due and never sent.
-        missing: acknowledged messages that were not delivered; only with a consumer.
+        failed: counts of unacknowledged messages by reason: not stored, outcome unknown, or due but never sent.
+        missing: how many acknowledged messages were not delivered; None without a consumer.
         cpu_us: CPU time of each process per message, in microseconds; "client" is this one.
-        resident_mib: memory of each process at the end.
+        resident_mib: resident memory of each process at the end, in MiB.
     """
 
     seconds: float = 0.0

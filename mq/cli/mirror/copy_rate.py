@@ -16,7 +16,7 @@ class MirrorFigures(NamedTuple):
         copied: messages that were copied since the start of this process.
         behind: messages that the source has, and the target does not have yet.
         rate: messages copied per second.
-        eta_seconds: until it will have caught up, at this rate; 0 if it has, None if it does not come closer.
+        eta_seconds: seconds until it catches up at this rate; 0 if it has, None if it does not come closer.
     """
 
     copied: int

@@ -37,9 +37,9 @@ class CutOverReport:
     """The changes that a cut-over has made, or would make.
 
     Attributes:
-        moves: offsets that were stored.
-        useless_moves: those that the group had passed at the other side already.
-        waiting_count: delayed messages that still wait at the source; None if it does not tell.
+        moves: the offsets that were, or would be, stored.
+        useless_moves: offsets that were not stored, because the group was beyond them already.
+        waiting_count: how many delayed messages still wait at the source; None if it does not tell.
     """
 
     moves: list[Move] = field(default_factory=list)

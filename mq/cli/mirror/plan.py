@@ -98,7 +98,7 @@ def extend(
 ) -> Extension:
     """Plan the queues and topics that the mirror of the chosen topics still lacks. Raises TargetUnusable.
 
-    Each source queue has a target queue of its own, so that the order in it is kept. A broker group of the same name is
+    Each source queue gets a separate target queue, which keeps its order. A broker group of the same name is
     preferred; otherwise source groups are assigned to target groups in turn, and the queues of the second one follow
     those of the first, so that producers that choose queues by a sharding key choose the corresponding one.
     """

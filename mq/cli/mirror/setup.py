@@ -195,7 +195,7 @@ def is_system_group(name: str) -> bool:
 async def create_users(source: ClusterAdmin, target: ClusterAdmin, say: Say) -> None:
     """Create the users of RocketMQ 5 that the target lacks, with passwords and policies. Raises ClientError.
 
-    One that the target refuses is left out, and said.
+    A user that the target refuses is left out, and reported.
     """
     target_users = {user.name for users in (await target.users()).values() for user in users}
     users = {user.name: user for rows in (await source.users()).values() for user in rows}

@@ -15,11 +15,11 @@ class MirroredQueue(msgspec.Struct):
     """A source queue, its target queue, and how far it is copied.
 
     Attributes:
-        number: identifies it in this mirror; never used again.
-        next_offset: the source offset of the next message to copy; None if it begins with the first one.
+        number: identifies the queue in this mirror; never used for another queue.
+        next_offset: the source offset of the next message to copy; None to begin with the first message.
         target_next: the target offset behind the last copy; None if the target queue was not read yet.
         stretches: the map of offsets, see `OffsetMap`.
-        gone: source offsets that the source had deleted before they were copied: first, and behind the last.
+        gone: ranges of messages that the source deleted before they were copied: first offset, and end.
         skipped: source offsets of messages that the target refused.
     """
 
@@ -68,9 +68,9 @@ class MirrorState(msgspec.Struct):
     """The content of the state file.
 
     Attributes:
-        mirror_id: makes the sequence numbers of this mirror its own.
+        mirror_id: distinguishes the sequence numbers of this mirror from those of others.
         source, target: the broker groups of both sides, to recognize a state file that belongs to others.
-        wanted, unwanted: which topics are mirrored, see `Choice`.
+        wanted, unwanted: the patterns and exclusions of `Choice`.
     """
 
     format: int

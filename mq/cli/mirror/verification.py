@@ -24,11 +24,11 @@ class Comparison:
     """The comparison of a source queue with its target queue.
 
     Attributes:
-        compared: messages that both have.
-        expired: copied messages that the source, or the target, has deleted since.
-        behind: messages of the source that were not copied yet.
-        checksum: of all compared messages in their order, on both sides.
-        difference: what differs first, None if nothing does.
+        compared: how many messages both sides have.
+        expired: how many copied messages the source or the target has deleted since.
+        behind: how many messages of the source were not copied yet.
+        checksum: the checksum of all compared messages, in their order.
+        difference: the first difference as text; None if there is none.
     """
 
     queue: MirroredQueue

@@ -142,9 +142,9 @@ class LetterSelection:
     """The dead letters to send again.
 
     Attributes:
-        everything: also those that were dealt with.
-        places: only these; None for any.
-        wanted: only those that match; None for any.
+        everything: include dead letters that were dealt with.
+        places: include only the dead letters at these places; None for all.
+        matches: include only dead letters for which this returns True; None for all.
     """
 
     everything: bool

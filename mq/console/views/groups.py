@@ -90,7 +90,7 @@ def waiting_count(progress: Progress) -> int:
 def lag_seconds(progress: Progress, now_ms: int) -> float | None:
     """Return how many seconds ago the last consumed message was stored: the maximum over queues with waiting messages.
 
-    None if nothing waits, or it is not known.
+    Returns None if no message waits, or the time is unknown.
     """
     lags = [
         (now_ms - each.last_ms) / 1000
@@ -199,7 +199,7 @@ def reasons(
 ) -> list[str]:
     """List possible reasons why messages of a group wait or are not consumed, as sentences.
 
-    ``members`` is None if they are not known.
+    ``members`` is None if the members are unknown.
     """
     texts = []
     if (lines := disagreement(members or ())) != []:

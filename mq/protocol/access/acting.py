@@ -28,7 +28,7 @@ class ActsFor(NamedTuple):
         user: the access key.
         time: the text that the client has signed.
         signature: in hexadecimal.
-        address: of the client, without its port.
+        address: the client's address, without port.
     """
 
     user: str

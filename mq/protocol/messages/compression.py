@@ -41,7 +41,7 @@ class CodecMissing(ProtocolError):
 def require_codec(codec: Codec) -> None:
     """Raises CodecMissing if the library for ``codec`` is not installed, ValueError if there is no such codec.
 
-    Imports nothing.
+    Does not import the library.
     """
     if codec not in CODECS:
         raise ValueError(f"compress {codec!r} is not one of {', '.join(CODECS)}, nor None")

@@ -32,11 +32,11 @@ def dead_letter(
     """Return the properties of a group's dead letter, made from properties that `with_origin` returned.
 
     Args:
-        reason: why it was given up, in a few words.
-        attempts: how often it was delivered.
+        reason: why the message was given up, in a few words.
+        attempts: how often the message was delivered.
         now_ms: now, in epoch milliseconds.
         failure: the text of the last exception; by default, the copy may have one.
-        given_up_by: who did it, if it was an operator.
+        given_up_by: the operator who gave it up, if one did.
     """
     own = {
         props.DEAD_GROUP: group,

@@ -54,7 +54,7 @@ def is_generated(producer: str) -> bool:
 def sent_range(properties: Mapping[str, str], count: int = 1) -> SequenceRange | None:
     """Read the sequence numbers of a sent message, or of a batch of ``count`` messages, from its properties.
 
-    None if they are missing or invalid.
+    Returns None if the numbers are missing or invalid.
     """
     producer, first = properties.get(props.PRODUCER_ID, ""), _parse_int(properties.get(props.SEQUENCE, ""))
     if first is None or first + count - 1 > SEQUENCE_MAX or not 1 <= len(producer) <= PRODUCER_ID_LENGTH_MAX:

@@ -65,7 +65,7 @@ class BulkRead(Request, tag=int(Code.BULK_READ)):
 class HoldLogExt(Ext):
     """A lease: the replica keeps its log from the physical offset ``position`` on for this number of seconds.
 
-    The same ``lease_id`` renews or moves it; 0 seconds release it.
+    The same ``lease_id`` renews or moves a lease; 0 seconds release it.
     """
 
     lease_id: str

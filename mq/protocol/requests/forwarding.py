@@ -72,7 +72,7 @@ class ForwardEncoder:
         Unknown header fields are omitted: no handler sees them on any replica.
 
         Raises:
-            TooLarge: it exceeds the limits of a frame.
+            TooLarge: the request would exceed the limits of a frame.
         """
         header = self._header % (
             born_host.hex().encode(),

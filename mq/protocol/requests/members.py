@@ -37,7 +37,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
     """A member of a consumer group, as one replica knows it.
 
     Attributes:
-        subscribes: what its last heartbeat said, as text; two that subscribe to the same have the same text.
+        subscribes: the subscriptions in its last heartbeat, as text; equal ones have the same text.
         running_info: its answer to a request 307, which has its queues; None if it was not asked, did not answer in
             time, pops, or is behind a proxy.
     """
@@ -50,7 +50,7 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True):
 class MembersOfGroups(Body, kw_only=True):
     """The members by group. Groups without members are left out.
 
-    ``differing``: of each group whose members subscribe to different things, one member for each of these, at most ten.
+    ``differing``: for each group whose members' subscriptions differ, one member with each subscription, at most ten.
     """
 
     groups: Mapping[str, Sequence[GroupMember]] = {}

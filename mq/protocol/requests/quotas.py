@@ -43,8 +43,8 @@ class Throttled(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: user or topic.
         direction: produce, consume, connections or stored.
-        delayed, refused: requests, since the replica started.
-        seconds_ago: since the last of them.
+        delayed, refused: the numbers of such requests since the replica started.
+        seconds_ago: seconds since the last such request.
     """
 
     kind: str

@@ -49,9 +49,9 @@ class TopicUse(Body, kw_only=True):
     """The queues and senders of a topic as one replica knows them (request code 9032).
 
     Attributes:
-        queues: without queues that it cannot read now.
-        senders: of the newest messages, the last one first.
-        looked_at: how many messages these are, in all queues.
+        queues: the queues, without those that the replica cannot read now.
+        senders: the senders of the newest messages, the latest first.
+        looked_at: how many messages were examined for this, in all queues.
     """
 
     queues: Sequence[QueueSize] = ()
