@@ -98,7 +98,7 @@ class GroupMembers(Service):
         if group is None and not clients:
             raise RequestRefused(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
         behavior = ConsumerData(name, consume_type=clients[0].consume_type) if group is None else group
-        answer = ConsumerConnection(
+        info = ConsumerConnection(
             connections=[
                 *([] if group is None else _connections(group.members)),
                 *(proxied_data(client, at) for at, client in members),
@@ -108,7 +108,7 @@ class GroupMembers(Service):
             message_model=behavior.message_model,
             consume_from_where=behavior.consume_from_where,
         )
-        return _success(call, answer.encode())
+        return _success(call, info.encode())
 
     def handle_producers(self, call: Call[GetProducerConnectionList]) -> bytes:
         """Request code 204: return the members of a producer group."""
@@ -153,8 +153,8 @@ class GroupMembers(Service):
         ext = call.request.ext
         group = self._clients.consumer_group(ext.group)
         subscription = None if group is None else group.subscriptions.get(ext.topic)
-        answer = GroupSubscriptionData(ext.group, ext.topic, None if subscription is None else _data(subscription))
-        return _success(call, answer.encode())
+        info = GroupSubscriptionData(ext.group, ext.topic, None if subscription is None else _data(subscription))
+        return _success(call, info.encode())
 
     # -- relayed to members --------------------------------------------------------------------------------------------
 

@@ -92,8 +92,8 @@ class RaftMembers(Service):
         def reply(done: bool, code: str, text: str) -> bytes:
             if command.action != "status":
                 self._log.info("group_command", command=command.action, node_id=command.node, code=code, outcome=text)
-            answer = GroupAnswer(done=done, code=code, text=text, view=self.view())
-            return call.response(body=answer.encode())
+            body = GroupAnswer(done=done, code=code, text=text, view=self.view())
+            return call.response(body=body.encode())
 
         def respond_later(done: bool, code: str, text: str) -> None:
             call.connection.send(reply(done, code, text))

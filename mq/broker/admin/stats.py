@@ -133,12 +133,12 @@ class Stats(Service):
             self.figures.count_put(queue.topic, end - before, _sizes(queue, before, end))
 
 
-def _sizes(queue: ConsumeQueue, start: QueueOffset, end: QueueOffset) -> int:
+def _sizes(queue: ConsumeQueue, begin: QueueOffset, end: QueueOffset) -> int:
     """Return the total bytes of the records of these entries."""
-    count = end - start
+    count = end - begin
     assert count > 0, f"{count} messages of {queue.key} are measured"
     sampled_count = min(count, _SIZES_MAX)
-    assert queue.min_offset <= start, f"{queue.key} is measured from {start} on, and begins at {queue.min_offset}"
+    assert queue.min_offset <= begin, f"{queue.key} is measured from {begin} on, and begins at {queue.min_offset}"
     try:
         sizes = entry_sizes(queue.read(end - sampled_count, sampled_count))
     except (OSError, QueueFileDamaged):

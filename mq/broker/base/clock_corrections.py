@@ -67,9 +67,9 @@ class ClockCorrections:
                 [*corrections.steps],
             )
 
-    def get_ms(self, start: int) -> int:
-        """Return the milliseconds to add to the time of the file that begins at ``start``."""
-        at = bisect_right(self._steps, (start, 2**63)) - 1
+    def get_ms(self, begin: int) -> int:
+        """Return the milliseconds to add to the time of the file that begins at ``begin``."""
+        at = bisect_right(self._steps, (begin, 2**63)) - 1
         return 0 if at < 0 else self._steps[at][1]
 
     def check_clock(self, begin: int, end: int) -> int:
@@ -92,11 +92,11 @@ class ClockCorrections:
         self._forget_before(begin)
         return shift_ms
 
-    def add(self, start: int, end: int, ms: int) -> None:
-        """Treat the file from ``start`` to ``end`` as ``ms`` milliseconds younger than its messages say."""
-        assert ms > 0, f"{ms} ms are added to the file at {start}"
-        if ms > self.get_ms(start):
-            self._put([(start, ms)], end)
+    def add(self, begin: int, end: int, ms: int) -> None:
+        """Treat the file from ``begin`` to ``end`` as ``ms`` milliseconds younger than its messages say."""
+        assert ms > 0, f"{ms} ms are added to the file at {begin}"
+        if ms > self.get_ms(begin):
+            self._put([(begin, ms)], end)
 
     def take_away(self, ms: int) -> None:
         """Reduce all corrections by ``ms`` milliseconds, because they made files younger than they can be."""

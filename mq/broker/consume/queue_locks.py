@@ -136,11 +136,11 @@ class QueueLockService(Service):
             for topic, queue_id in free:
                 self._forget_grant((group, topic, queue_id), grant)
 
-        def on_confirm(known: bool) -> None:
+        def on_confirm(is_confirmed: bool) -> None:
             forget_grants()
-            if known:
-                reply = LockedQueues(self._renew(request, host)).encode()
-                call.answer(call.response(body=reply))
+            if is_confirmed:
+                body = LockedQueues(self._renew(request, host)).encode()
+                call.answer(call.response(body=body))
             else:
                 self._serve_elsewhere(call)
 

@@ -91,10 +91,10 @@ class Rebalance(Service):
             elif queues is not None:
                 members = sorted(self._consumer_ids(query.consumer_group))
                 own_queues = assigned_queues(query, queues, members, mode)
-            answer = QueueAssignments(
+            assignments = QueueAssignments(
                 None if own_queues is None else [QueueAssignment(queue, mode.mode) for queue in own_queues]
             )
-            call.answer(call.response(body=answer.encode()))
+            call.answer(call.response(body=assignments.encode()))
 
         try:
             check_topic(query.topic)

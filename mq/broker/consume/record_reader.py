@@ -66,15 +66,15 @@ class RecordReader:
 
     def read_entries(self, entries: bytes, nbytes: int) -> bytes:
         """Return the records of consume queue entries, as `read` does."""
-        start, _, _ = QUEUE_ENTRY.unpack_from(entries)
+        begin, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
-        data = self._read_together(start, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
-        assert len(data) == nbytes, f"records from {start} to {last} have {len(data)} bytes, not {nbytes}"
+        data = self._read_together(begin, last, size, nbytes) or b"".join(self._read_each(list(_PLACES(entries))))
+        assert len(data) == nbytes, f"records from {begin} to {last} have {len(data)} bytes, not {nbytes}"
         return data
 
-    def _read_together(self, start: PhysicalOffset, last: PhysicalOffset, size: int, nbytes: int) -> bytes:
-        if last + size - start == nbytes and start // self._segment_bytes == last // self._segment_bytes:
-            return self._read(start, nbytes)
+    def _read_together(self, begin: PhysicalOffset, last: PhysicalOffset, size: int, nbytes: int) -> bytes:
+        if last + size - begin == nbytes and begin // self._segment_bytes == last // self._segment_bytes:
+            return self._read(begin, nbytes)
         return b""
 
     def select(self, places: Iterator[RecordSpan], sql: SqlFilter, count_max: int, bytes_max: int) -> Selection:

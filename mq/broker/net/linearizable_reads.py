@@ -116,7 +116,7 @@ def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None])
         try:
             if not is_known:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
-            reply = build()
+            response = build()
         except ArchivedNotLoaded as missing:
             loads += 1
             if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(on_confirm, is_known)):
@@ -124,7 +124,7 @@ def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None])
         except Exception as error:
             call.refuse(error)
         else:
-            if reply is not None:
-                call.answer(reply)
+            if response is not None:
+                call.answer(response)
 
     read(on_confirm)
