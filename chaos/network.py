@@ -106,7 +106,7 @@ class Wires:
         self._rng = rng
         self._streams: dict[tuple[NodeId, NodeId, Lane], _Stream] = {}
         self.blocked_frames = 0
-        """Frames that a cut link held up."""
+        """The number of frames that cut links held up."""
 
     def send(self, src: NodeId, dst: NodeId, lane: Lane, frame: bytes) -> bool:
         """Send one frame. Return False if its lane has no connection or no room."""

@@ -27,7 +27,7 @@ class Strand:
     """
 
     current: Strand | None = None
-    """The one that runs now; None while the simulation itself does."""
+    """The strand that runs now; None while the simulation itself runs."""
 
     def __init__(
         self,

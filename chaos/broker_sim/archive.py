@@ -80,12 +80,12 @@ class Archive(Workload):
         self.bucket = ArchiveBucket(cluster, self._bucket_rng, self.counts)
         self.bucket.compares = random.Random(f"{cluster.scenario.seed} compares").random() < 0.5
         self._end: Base = NOTHING
-        """The end of the archive that the group knows, as committed."""
+        """The end of the archive that the group has committed."""
         self._begin = 0
         """The physical offset from which on the group serves archived messages, as committed."""
         self._threads: dict[BrokerProcess, Threads] = {}
         self._reread_to = [0] * self.queues
-        """The offsets that readers have reached who begin at the first message again and again."""
+        """The next offset of each reader that begins at the first message again and again."""
         self._last_round = False
         self._has_reread = [False] * self.queues
         self._is_mended = False

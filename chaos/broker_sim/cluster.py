@@ -70,7 +70,7 @@ class BrokerCluster(Cluster):
         self._levels: dict[str, int] = {}
         self._settings: dict[tuple[NodeId, int], BrokerSettings] = {}
         self.dropped_pos = 0
-        """Some log may have been dropped up to this physical offset."""
+        """The highest physical offset up to which a log may have been dropped."""
         self.workload = workload(self)
         self.limits = self.workload.limits(scenario.broker_limits)
 

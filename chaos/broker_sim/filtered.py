@@ -44,10 +44,10 @@ class FilteredPulls(Workload):
         """The number of starts of the filter server; its work from before a start is lost."""
         self._members = [FilteredMember(self, queue_id, f"kind = '{queue_id % 2}'") for queue_id in range(self.queues)]
         self._stored_program = ""
-        """The name of the filter that the group has by the log."""
+        """The name of the group's filter according to the log."""
         self._query_count = 0
         self._queries: dict[int, set[str]] = {}
-        """The filters that the group had since each unanswered query of its filter."""
+        """The filters that the group has had since each query without a response."""
 
     def begin(self) -> None:
         super().begin()

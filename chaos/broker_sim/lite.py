@@ -73,7 +73,7 @@ class Lite(OrderedPop):
         self._committed_ms: dict[str, int] = {}
         """The time at which the last message of a lite topic was committed, by a clock that is right."""
         self._unread_since: dict[QueueOfGroup, tuple[int, float]] = {}
-        """The first unread message of a queue, and since when it should come."""
+        """The first unread offset of each queue, and the time since which it should be delivered."""
         self._leader: BrokerProcess | None = None
 
     def changed_limits(self) -> AbstractContextManager[None]:

@@ -36,7 +36,7 @@ _SHARED, _ORDERED = "SG", "OG"
 _ORDERED_TOPIC = "TO"
 _ORDERED_QUEUES = 2
 _ATTEMPTS_MAX = 2
-"""The highest number of redeliveries; then a message becomes a dead letter."""
+"""The highest number of redeliveries, after which a message becomes a dead letter."""
 _DIE_AT_ONCE = -1
 _MEMBERS = 3
 _DISTURBANCES = ("leaves", "vanishes", "sleeps", "is cut off", "is cut off", "loses connections", "reset", "reset")

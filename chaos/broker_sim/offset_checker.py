@@ -61,7 +61,7 @@ class OffsetChecker:
         self._resets: Counter[Key] = Counter()
         self._handled_offsets: dict[Key, set[int]] = defaultdict(set)
         self._passable: Counter[Key] = Counter()
-        """Up to where everything was handled or skipped."""
+        """The offset below which everything was handled or skipped."""
         self._restart_offsets: dict[Key, int] = {}
         """The offset at which a member must start before the group's offset may move on."""
         self._pulls: Counter[tuple[Key, int]] = Counter()

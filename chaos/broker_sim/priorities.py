@@ -18,7 +18,7 @@ from mq.protocol import properties as props
 
 LEVELS: Final = 3
 _KNOWN_SECONDS: Final = 1.0
-"""A message that is committed for so long is known to every leader."""
+"""The seconds after its commit within which every leader knows a message."""
 _DECISIONS_MIN: Final = 100
 _INVERSIONS_MAX: Final = 0.25
 """The share of pops against the order of waiting levels: a tenth is due to lower levels, some are chance."""

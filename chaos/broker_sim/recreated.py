@@ -40,7 +40,7 @@ _DELAYED = 0.2
 """The share of messages that are delayed, by level 1 or 2: for 1 or 5 seconds."""
 _LATE_SECONDS = 2.0
 _IN_FLIGHT_SECONDS = 0.5
-"""Entries that are in flight together are committed within so long."""
+"""The seconds within which entries that are in flight together are committed."""
 
 
 class RecreatedTopic(Workload):

@@ -144,7 +144,7 @@ class ScanRead:
         self._number = workload.rng.getrandbits(32)
         self._attempts = 0
         self._lease: tuple[object, float] | None = None
-        """The process whose log is held, and until when by its clock."""
+        """The process that granted a lease on its log, and the end of the lease by its clock."""
         self.is_over = False
 
     def _some_node(self) -> Node:

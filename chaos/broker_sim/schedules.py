@@ -32,7 +32,7 @@ from mq.protocol.requests.schedules import ANY_VERSION, CATCH_UPS, DUE_MS, NO_VE
 
 _NAMES = "abcd"
 _BEHIND_MS = 1500
-"""A schedule that is done up to less than this before its next tick is not behind."""
+"""The milliseconds by which a tick may be late before its schedule counts as behind."""
 _UNREAD_MAX = 8
 """The messages of ticks never end, so readers are always some behind."""
 

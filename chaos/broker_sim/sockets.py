@@ -25,7 +25,7 @@ from raftlog.net.flush import Flushed, flush_streams
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Begun, Ready, Unsent
 
 _SILENCE_SECONDS_MAX = 3.0
-"""A connection breaks after so long across a cut link."""
+"""The seconds after which a connection across a cut link breaks."""
 _CUT_POLL_SECONDS = 0.05
 _GATHER_SHARE = 0.3
 """The share of turns that are late, so that they find several sockets ready."""

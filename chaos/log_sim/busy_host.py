@@ -16,7 +16,7 @@ from raftlog.consensus.types import CoreConfig, NodeId
 
 SAFETY_SECONDS = 60.0
 _ELECTED_SECONDS = 5.0
-"""A leader is elected by then."""
+"""The time by which a leader is elected."""
 _SHARE = 2 / 3
 """Part of the shortest election timeout for which a leader may stall: heartbeats and latency need the rest."""
 STALL_SECONDS_MIN, STALL_SECONDS_MAX = 0.01, 30.0

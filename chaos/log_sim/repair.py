@@ -15,7 +15,7 @@ from raftlog.segment.repair import Repair
 
 _STEP_SECONDS_MAX = 0.05
 _PIECES = (60, 1000, 1 << 30)
-"""Most bytes of a response."""
+"""The possible limits of the bytes of a response."""
 
 
 class Repairs:

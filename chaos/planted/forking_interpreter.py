@@ -48,7 +48,7 @@ _IMPORT_WHEN_ASKED = ("mq.client",)
 """Packages that import their modules only when a name of one is asked for."""
 
 _importers: dict[str, set[str]] = {}
-"""The modules of this project that import each one."""
+"""By module of this project: the modules that import it."""
 
 
 class WarmPython:
