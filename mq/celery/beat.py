@@ -96,7 +96,7 @@ class ScheduleScheduler(Scheduler):
         _log.info("beat: the brokers send %s schedules of %s (%s changed)", len(schedules), owner, change_count)
 
     def _check(self, entry: Any) -> None:
-        """Raises ImproperlyConfigured for an entry that a broker cannot send."""
+        """Raise ImproperlyConfigured for an entry that a broker cannot send."""
         rule_of(entry)
         for option in _REFUSED_OPTIONS:
             if entry.options.get(option) is not None:
@@ -125,7 +125,7 @@ class ScheduleScheduler(Scheduler):
         )
 
     def _template_of(self, entry: Any) -> tuple[envelope.Outgoing, str, str]:
-        """The message of a task without what each tick has of its own; its exchange and routing key."""
+        """Return a task's message, without what differs in each tick, and its exchange and routing key."""
         task = self.app.tasks.get(entry.task)
         options = dict(entry.options)
         expires = options.pop(_TASK_EXPIRES, getattr(task, _TASK_EXPIRES, None))
@@ -197,7 +197,7 @@ def _zone_of(entry: Any, rule: Any) -> str:
 
 
 def _seconds(expires: object) -> float | None:
-    """The seconds after which a task expires; None for a time, or for never."""
+    """Return the seconds after which a task expires; None if it expires at a given time, or never."""
     if isinstance(expires, numbers.Real):
         return float(expires)
     total = getattr(expires, "total_seconds", None)
@@ -209,7 +209,7 @@ def _owner(prefix: str, app: Any) -> str:
 
 
 def _name(owner: str, entry: str) -> str:
-    """The name of an entry's schedule; the end of one that is too long is a digest."""
+    """Return the name of an entry's schedule. If it is too long, it is cut and ends with a digest."""
     name = f"{owner}/{entry}"
     if len(name.encode()) <= NAME_BYTES_MAX and name.isprintable() and name == name.strip():
         return name
@@ -250,7 +250,7 @@ async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str,
 
 
 async def _put(schedules: Schedules, target: Schedule, there: ScheduleStatus | None) -> int:
-    """Create or change a schedule unless it is as wanted; a paused one stays paused."""
+    """Create or change a schedule unless it equals `target`. A paused schedule stays paused."""
     if there is None:
         await schedules.create(target)
         return 1

@@ -61,7 +61,7 @@ class TaskProducer(Producer[bytes]):
 
 
 class _PooledConnection:
-    """A connection that one thread uses at a time."""
+    """A connection that one thread at a time uses."""
 
     __slots__ = ("__weakref__", "address", "opaque", "socket")
 
@@ -79,12 +79,12 @@ class _PooledConnection:
         guard_socket(self)
 
     def fileno(self) -> int:
-        """The number of its socket."""
+        """Return the file descriptor of the socket."""
         return self.socket.fileno()
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing has arrived since the last answer, neither the end nor an unexpected frame."""
+        """Whether nothing arrived since the last answer: no end of the connection, and no unexpected frame."""
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return not poll.poll(0)

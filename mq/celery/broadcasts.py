@@ -35,7 +35,7 @@ _POLL_SECONDS: Final = 5.0
 
 @dataclass
 class _TopicBinding:
-    """A queue bound to the messages of one topic, from these offsets on."""
+    """Says that a queue gets the messages of one topic from these offsets on."""
 
     kind: str
     routing_key: str

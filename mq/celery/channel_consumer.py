@@ -241,14 +241,14 @@ class ChannelConsumer:
             await self._change_event.wait()
 
     def _is_alone(self, queue: _ConsumedQueue) -> bool:
-        """Whether all that there is room for may come from it.
+        """Return whether a pop of this queue may fill all the room.
 
         A second queue may be consumed while a pop of the first one is held; so once, both may fill the same room.
         """
         return self._queues == [queue] and queue.levels == 1 and not self._transient
 
     def _in_turn(self) -> Iterator[_ConsumedQueue]:
-        """The queues, beginning with the next one."""
+        """Return the queues, starting with the one whose turn it is."""
         self._turn += 1
         count = len(self._queues)
         return iter([self._queues[(self._turn + at) % count] for at in range(count)])
@@ -292,7 +292,7 @@ class ChannelConsumer:
             await self.deliveries.give_back(delivery.tag)
 
     async def _pop_some(self, queue: _ConsumedQueue, count: int) -> list[Delivery]:
-        """Messages that are wanted, of the highest priority that there is."""
+        """Pop messages of the highest priority that has some, without unwanted ones."""
         deliveries: list[Delivery] = []
         for level in range(queue.levels - 1, -1, -1):
             try:

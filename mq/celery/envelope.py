@@ -98,7 +98,7 @@ def decode(message: ReceivedMessage, *, redelivered: bool) -> dict[str, Any]:
 
 
 def _fill_in(message_of_kombu: dict[str, Any], message: ReceivedMessage) -> None:
-    """Make the task of a tick from the message of its schedule: with the same id wherever it is received."""
+    """Turn a schedule's message into the task of one tick, whose id is the same wherever it is received."""
     headers, due = message_of_kombu["headers"], message.properties.get(DUE_MS, "")
     if headers.get("id") != TEMPLATE_ID:
         return
@@ -112,7 +112,7 @@ def _fill_in(message_of_kombu: dict[str, Any], message: ReceivedMessage) -> None
 
 
 def _parse(payload: object) -> dict[str, Any]:
-    """The payload. Raises ValueError for what kombu could not make a message of."""
+    """Check and return the payload. Raises ValueError if kombu could not make a message of it."""
     if not isinstance(payload, dict) or not isinstance(properties := payload.get("properties"), dict):
         raise ValueError("it has no properties")  # noqa: TRY004 - its text is JSON, its value is wrong
     for name, value in (

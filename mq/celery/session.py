@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 class _NumberedMessage(NamedTuple):
-    """A message with its number, so it is stored once however often it is sent; whose turn it is; its priority."""
+    """A message with a number, so that it is stored once; and the turn and priority that choose its queue."""
 
     message: Message
     turn: int

@@ -209,7 +209,7 @@ class Topics:
         return self._bindings | self._own
 
     async def _read_version(self) -> str | None:
-        """The version of the bindings, of all broker groups; None before the first one."""
+        """Return the version of the bindings, of all broker groups; None before the first one."""
         try:
             configs = await self._calls.topic_config(self._version_topic)
         except TopicNotFound:
@@ -221,7 +221,7 @@ class Topics:
         return " ".join(configs[name].attributes.get(VERSION_ATTRIBUTE, "") for name in sorted(configs))
 
     async def _announce_change(self) -> None:
-        """Let all processes read the bindings again, which have changed."""
+        """Let all processes read the changed bindings."""
         await self._calls.create_topic(self._version_topic, 1, attributes={VERSION_ATTRIBUTE: uuid.uuid4().hex})
 
 

@@ -133,7 +133,7 @@ class Transport(virtual.Transport):
                 bell[1].send(b"\0")
 
     def _deliver_ready(self) -> int:
-        """Hand over the arrived messages. Raises the error that ended the deliveries."""
+        """Pass the arrived messages to the application. Raises the error that ended the deliveries."""
         self._arrival_event.clear()
         count = 0
         channels = set()

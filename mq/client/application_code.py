@@ -129,7 +129,7 @@ class NeverRaises:
         """When to log the next failure at the earliest, on the monotonic clock."""
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R | None]:
-        """The function that does not fail."""
+        """Return the function that does not fail."""
 
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R | None:

@@ -233,7 +233,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _format(codec: object, kind: object) -> str:
-    """The text for a codec of msgspec. Raises TypeError for a model of pydantic."""
+    """Return the text for a codec of msgspec. Raises TypeError for a model of pydantic."""
     if hasattr(kind, "model_validate_json"):
         raise TypeError(f"{_name(kind)} is a model of pydantic: use PydanticCodec({_name(kind)})")
     return f"{type(codec).__name__}({'' if kind is Any else _name(kind)})"

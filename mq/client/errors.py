@@ -21,7 +21,7 @@ _UNSUPPORTED = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 def _code_text(codes: type[IntEnum], code: int) -> str:
-    """The number, and RocketMQ's name for it, if any."""
+    """Return the number, and RocketMQ's name for it, if any."""
     return f"{code} {codes(code).name}" if code in codes.__members__.values() else str(code)
 
 

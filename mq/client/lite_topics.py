@@ -109,7 +109,7 @@ class LiteTopics:
         return sorted(leaders)
 
     async def _leaders_of_group(self, group: str) -> dict[str, str]:
-        """The leaders of the broker groups that know this group; if none does, all leaders, which answer so."""
+        """Return the leaders of the broker groups that know this group; if none does, all leaders, which answer so."""
         leaders = await self._admin._leaders(None, None)
         groups = (await self._admin.consumer_groups()).get(group, {})
         return {broker: at for broker, at in leaders.items() if broker in groups} or leaders

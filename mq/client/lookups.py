@@ -98,7 +98,7 @@ async def messages_by_key(
 async def _group_messages_by_key(
     core: ClientCore, route: TopicRoute, broker_name: str, ext: QueryMessageExt
 ) -> list[ReceivedMessage]:
-    """The messages of one broker group; tries another replica if an answer cannot be parsed."""
+    """Return the messages of one broker group; tries another replica if an answer cannot be parsed."""
     first = route.read_address(broker_name)
     if first is None:
         raise NoRoute(ext.topic, f"broker group {broker_name} has no replica")

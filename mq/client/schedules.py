@@ -226,7 +226,7 @@ class Schedules:
         return await self.get(schedule.name, broker=broker)
 
     async def _find(self, name: str, broker: str | None, *, ticks: int = 3) -> tuple[ScheduleStatus, str]:
-        """A schedule, and the leader that has it. Raises ScheduleNotFound, NoRoute if several groups have one."""
+        """Find a schedule and the leader that has it. Raises ScheduleNotFound; NoRoute if several groups have it."""
         holders = await self._holders(name, broker, ticks=ticks)
         if not holders:
             where = f"in broker group {broker}" if broker is not None else "in any broker group"
@@ -264,7 +264,7 @@ class Schedules:
 
 
 def _own_error(error: BrokerError) -> BrokerError:
-    """The class of an error that only schedules have."""
+    """Return the class of an error that only schedules have."""
     if error.code == ResponseCode.SCHEDULE_CONFLICT:
         return ScheduleConflict(error.code, error.remark, error.address)
     if error.code == ResponseCode.SCHEDULE_NOT_EXIST:

@@ -181,7 +181,7 @@ class Spans:
         )
 
     def _links(self, carriers: Sequence[Mapping[str, str]]) -> list[Link]:
-        """Links to the sending spans named in these messages' properties."""
+        """Return links to the sending spans that these messages' properties name."""
         contexts = []
         for carrier in carriers:
             span = self._trace.get_current_span(self._propagate.extract(carrier)).get_span_context()

@@ -52,7 +52,7 @@ async def put_topic(ask: Ask, config: TopicConfig, changes: Mapping[str, str | N
 
 
 async def _readable(ask: Ask, topic: str) -> int:
-    """The number of queues of a topic that can be read now; 0 if there is none, or the broker cannot tell."""
+    """Return the number of queues of a topic that can be read now; 0 if there is none, or the broker cannot tell."""
     try:
         _, body = await ask(RequestCode.GET_TOPIC_CONFIG, TopicOfBrokerExt(topic=topic, lo=True).fields(), b"")
     except BrokerError:
@@ -61,7 +61,7 @@ async def _readable(ask: Ask, topic: str) -> int:
 
 
 async def _last_with_messages(ask: Ask, topic: str, first: int, end: int) -> int:
-    """The last one of these queues that has messages; `first - 1` if none has."""
+    """Return the last one of these queues that has messages; `first - 1` if none has."""
     for queue_id in range(end - 1, first - 1, -1):
         ends: list[int] = []
         for code in (RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET):

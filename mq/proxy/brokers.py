@@ -270,7 +270,7 @@ class Brokers:
 
 
 def _any_broker(route: TopicRoute) -> str:
-    """A broker group of a route, if possible one with a leader. Raises NoRoute."""
+    """Return a broker group of a route, if possible one with a leader. Raises NoRoute."""
     names = sorted(route.brokers, key=lambda name: (route.leader_address(name) is None, name))
     if not names:
         raise NoRoute(route.topic, "no broker group has the topic")

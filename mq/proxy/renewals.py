@@ -75,7 +75,7 @@ class _HiddenMessage:
         self.written_to: Call | None = call
 
     def may_be_lost(self) -> bool:
-        """Whether the client may never get it."""
+        """Return whether the message may never reach the client."""
         if self.written_to is None:
             return False
         if self.written_to.heard_at > self.written_at + _UNDER_WAY_SECONDS:
@@ -195,7 +195,7 @@ class Renewals:
                         brokers.start_soon(renew, broker, due)
 
     def _due(self, now: float) -> dict[str, list[tuple[_Key, _HiddenMessage]]]:
-        """The messages that would become visible soon, by broker."""
+        """Return the messages that would become visible soon, by broker."""
         due: dict[str, list[tuple[_Key, _HiddenMessage]]] = {}
         for key, message in self._messages.items():
             if message.renew_at <= now:

@@ -128,7 +128,7 @@ async def send_by_level(
 async def _send_again(
     producer: Producer[bytes], message: Message[bytes], queue: MessageQueue, seconds: float
 ) -> SendResult:
-    """Send to a queue that may have it. Raises TopicNotFound, SendOutcomeUnknown (also if nothing was stored now)."""
+    """Send to a queue that may have the message. Raises TopicNotFound; SendOutcomeUnknown if it is still unknown."""
     try:
         return await producer.send(message, queue=queue, timeout=seconds)
     except TopicNotFound:

@@ -55,7 +55,7 @@ _SAYS_NOTHING = frozenset(("broker_connection_closed", "clients_not_authenticate
 
 
 class _OwnSettings:
-    """Settings of a kit do not come from the environment of the tests."""
+    """The settings of a kit, which ignore the environment of the tests."""
 
     @classmethod
     def _sources(

@@ -42,7 +42,7 @@ def new_directory() -> Iterator[Path]:
 
 
 def _lock_new(parent: Path) -> tuple[Path, TextIO]:
-    """A new directory, and the file that says whose it is."""
+    """Make a directory, and the locked file that says which process owns it."""
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = (directory / _LOCK).open("w")
@@ -69,7 +69,7 @@ def _has_room(directory: Path) -> bool:
 
 
 def _sweep(parent: Path) -> None:
-    """Remove what killed processes have left."""
+    """Remove directories that killed processes left."""
     for directory in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError), (directory / _LOCK).open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -34,7 +34,7 @@ _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
 
 
 class _Loop(Protocol):
-    """Calls into the event loop of the brokers."""
+    """Calls functions in the event loop of the brokers."""
 
     def read(self, function: Callable[[], T]) -> T: ...
 
@@ -50,7 +50,7 @@ class _SameLoop:
 
 
 class _OtherLoop:
-    """Calls the brokers in the event loop of a thread of their own."""
+    """Calls the brokers in the event loop of another thread."""
 
     def __init__(self, portal: anyio.from_thread.BlockingPortal) -> None:
         self._portal = portal
@@ -67,7 +67,7 @@ class _OtherLoop:
         return await anyio.to_thread.run_sync(self._require_portal().call, function, abandon_on_cancel=True)
 
     def _require_portal(self) -> anyio.from_thread.BlockingPortal:
-        """Raises RuntimeError if the kit is closed, or belongs to another process."""
+        """Return the portal. Raises RuntimeError if the kit is closed, or belongs to another process."""
         if self._process != os.getpid():
             raise RuntimeError(
                 f"process {os.getpid()} was forked from {self._process}, which has the brokers of this test kit: "
@@ -79,7 +79,7 @@ class _OtherLoop:
 
 
 class _Inspection:
-    """The common part of both kits: inspection of the brokers without a consumer."""
+    """Shows the state of the brokers in both kinds of kits, without a consumer."""
 
     def __init__(self, core: Core, cluster: Cluster, loop: _Loop) -> None:
         self._core = core
@@ -88,27 +88,27 @@ class _Inspection:
         self.faults: Faults = cluster.network.faults
 
     def now(self) -> dt.datetime:
-        """The time of the brokers, in UTC."""
+        """Return the brokers' time, in UTC."""
         return self._core.now()
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """All messages of a topic that consumers can see, or could, in the order in which they were stored."""
+        """Return all messages of a topic that consumers could ever see, in the order in which they were stored."""
         return self._reads.read(lambda: self._core.messages(topic))
 
     def dead_letters(self, group: str) -> list[ReceivedMessage]:
-        """The dead letters of a consumer group."""
+        """Return the dead letters of a consumer group."""
         return self.messages(dead_letter_topic(group))
 
     def pending(self, topic: str | None = None) -> list[Pending]:
-        """The messages that wait for their time, the next first; only those for one topic, if it is named."""
+        """List the messages that wait for their time, the next one first; of one topic if it is named."""
         return self._reads.read(lambda: self._core.pending(topic))
 
     def topics(self) -> list[str]:
-        """List the topics that have messages, with the topics of brokers and groups."""
+        """List the topics that have messages, including those of brokers and groups."""
         return self._reads.read(self._core.topics)
 
     def describe(self) -> str:
-        """Describe for people the messages that the brokers have, and those that wait for their time."""
+        """Describe in words the messages that the brokers have, and those that wait for their time."""
         return self._reads.read(self._core.describe)
 
     @property
@@ -117,7 +117,7 @@ class _Inspection:
         return self._reads.read(lambda: self._core.leader)
 
     def assert_stored(self, topic: str, *bodies: bytes) -> None:
-        """Assert that the topic has messages with exactly these bodies, in any order. Raises AssertionError."""
+        """Assert that the topic has messages with exactly these bodies, in any order."""
         stored_bodies = [message.body for message in self.messages(topic)]
         lacks, extra = _without(bodies, stored_bodies), _without(stored_bodies, bodies)
         if lacks or extra:
@@ -126,12 +126,12 @@ class _Inspection:
             )
 
     def assert_no_dead_letters(self, group: str) -> None:
-        """Assert that the group has no dead letters. Raises AssertionError."""
+        """Assert that the group has no dead letters."""
         if letters := self.dead_letters(group):
             raise AssertionError(f"{group} has {len(letters)} dead letters; the first is {letters[0]!r}")
 
     def break_connections(self) -> None:
-        """Break the connections of all clients; they may connect again."""
+        """Break the connections of all clients, which may connect again."""
         self._reads.read(self._core.break_connections)
 
     def _still_false(self, began: dt.datetime, hops: int) -> AssertionError:
@@ -304,7 +304,7 @@ def running_kit(*, replicas: int = 1, **settings: Any) -> Iterator[SyncKit]:
 
 
 class _KitThread:
-    """Brokers in a thread with an event loop of its own.
+    """Runs brokers in a thread with an event loop.
 
     In a process that was forked from the one that has the thread, closing does nothing.
     """
@@ -317,7 +317,7 @@ class _KitThread:
         self._is_closed = False
 
     def open(self) -> None:
-        """Start the brokers, unless it was closed before. Raises as `open_kit`; then there is no thread."""
+        """Start the brokers, unless the kit is closed. After an exception, as of `open_kit`, there is no thread."""
         with self._lock, contextlib.ExitStack() as stack:
             if self._is_closed:
                 return
@@ -331,7 +331,7 @@ class _KitThread:
             _running_threads.add(self)
 
     def close(self) -> None:
-        """Stop the brokers, and end the thread; waits for `open` if that is under way in another thread."""
+        """Stop the brokers and end the thread. Waits for an `open` that is under way in another thread."""
         is_own = self._process == os.getpid()
         with self._lock if is_own else contextlib.nullcontext():
             self._is_closed = True
@@ -361,7 +361,7 @@ def _close_at_exit() -> None:
 
 
 def _holds(condition: Callable[[], object]) -> bool:
-    """Whether the condition is true. Raises TypeError for a coroutine function, whose result always is."""
+    """Return whether the condition is true. Raises TypeError for a coroutine function, whose result always is."""
     result = condition()
     if inspect.iscoroutine(result):
         result.close()

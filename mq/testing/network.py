@@ -32,7 +32,7 @@ _HOSTS = 1 << 17
 
 
 def _new_host() -> str:
-    """An address of 198.18.0.0/15, which is reserved for tests of devices and used in no network."""
+    """Return an address of 198.18.0.0/15, which is reserved for tests of devices and used in no network."""
     number = next(_numbers) % _HOSTS
     return f"198.{18 + (number >> 16)}.{number >> 8 & 255}.{number & 255}"
 

@@ -19,13 +19,13 @@ _RECEIVE_BYTES = 64 * 1024
 
 
 class _Frames:
-    """Received bytes, as whole frames."""
+    """Splits received bytes into whole frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, chunk: bytes) -> list[tuple[bytes, int, bytes]]:
-        """Take each complete frame, with the encoding of its header and the header. Raises ProtocolError."""
+        """Return each complete frame, with the encoding of its header, and its header. Raises ProtocolError."""
         self._buffer += chunk
         frames, consumed_bytes = split_frames(memoryview(bytes(self._buffer)))
         parts = []
@@ -117,7 +117,7 @@ class Relay:
         self._scope.cancel()
 
     def _is_lost(self, serialization: int, header: bytes) -> bool:
-        """Whether an answer never arrives."""
+        """Return whether a fault drops this answer."""
         if not self._open_requests and not self._swallowed_counts:
             return False
         response = decode_header(serialization, memoryview(header))

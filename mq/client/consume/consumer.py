@@ -121,7 +121,7 @@ class Consumer(Client, Generic[BodyT]):
             ClientCore.open(
                 self._name_servers,
                 heartbeat_body=self._heartbeat_body,
-                on_route_change=self._note_route,
+                on_route_change=self._on_route,
                 on_server_request=self._answer_server,
                 on_event=self._on_event if recorder is None else recorder.counting_events(self._on_event),
                 settings=self._remoting_settings,
@@ -154,7 +154,7 @@ class Consumer(Client, Generic[BodyT]):
                     await self._leave(core)
 
     def _lag_to_show(self) -> Lag | None:
-        """The function that reads the lag for metrics; None if none is shown."""
+        """Return the function that reads the lag for metrics; None if no lag is shown."""
         return None
 
     # Life cycle.
@@ -166,7 +166,7 @@ class Consumer(Client, Generic[BodyT]):
         """Start assigning and pulling, in `tasks`. An exception prevents entering the block."""
 
     def _stop(self) -> None:
-        """Deliver nothing more, at the end of the block. `_tasks` still run, and are cancelled next."""
+        """Deliver nothing more: the block ends. The tasks in `_tasks` still run, and are cancelled next."""
 
     def _on_close(self) -> None:
         """Wake tasks that wait for a message, after assigning and pulling have ended."""
@@ -178,10 +178,10 @@ class Consumer(Client, Generic[BodyT]):
     # Communication with brokers.
 
     def _heartbeat_body(self) -> bytes:
-        """The heartbeat of this consumer; by default without a group."""
+        """Return the heartbeat of this consumer; by default without a group."""
         return HeartbeatData(self.client_id).encode()
 
-    def _note_route(self, route: TopicRoute) -> None:
+    def _on_route(self, route: TopicRoute) -> None:
         """Called when the route of a topic became known or changed."""
 
     def _answer_server(
@@ -197,7 +197,7 @@ class Consumer(Client, Generic[BodyT]):
     # Bodies.
 
     def _codec_of(self, topic: str) -> BodyCodec[Any] | None:
-        """The codec for messages of a topic; None for bytes."""
+        """Return the codec for messages of a topic; None for bytes."""
         return self._codec
 
     async def _give_up(self, message: ReceivedMessage[Any], error: BaseException) -> bool:
@@ -269,13 +269,13 @@ class Consumer(Client, Generic[BodyT]):
     # State.
 
     def _open_core(self) -> ClientCore:
-        """The connections of the open consumer. Raises ClientClosed."""
+        """Return the connections of the open consumer. Raises ClientClosed."""
         self._check_open()
         assert self._core is not None, "open without connections"
         return self._core
 
     def _show(self, what: str, state: str) -> str:
-        """The text of `repr`: `what` is consumed, `state` describes an open consumer."""
+        """Return the text of `repr`: `what` is consumed, `state` describes an open consumer."""
         state = "closed" if self._tasks is None else state
         return f"<{type(self).__name__} {self.group}{what} at {';'.join(self._name_servers)}, {state}>"
 

@@ -273,7 +273,7 @@ class DeliveryStream(Generic[BodyT]):
         return self
 
     async def __anext__(self) -> Delivery[BodyT]:
-        """Raises ClientClosed; AlreadyOpen during `run`; BodyNotDecoded only if `on_error` says `StopConsumer`."""
+        """Wait for the next delivery. Raises ClientClosed; AlreadyOpen in `run`; BodyNotDecoded for `StopConsumer`."""
         await anyio.lowlevel.checkpoint()
         self._board.refuse_beside_run()
         self._board.streams += 1

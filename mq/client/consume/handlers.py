@@ -232,7 +232,7 @@ class HandlerPool:
     def _around(
         self, handler: Callable[[Any], Awaitable[None]], timeout: float | None
     ) -> Callable[[Any], Awaitable[None]]:
-        """The handler with its time limit, within all middleware."""
+        """Return the handler with its time limit, within all middleware."""
         if timeout is not None:
             handler = partial(_in_time, handler, timeout)
         for each in reversed(self.middleware):
@@ -281,7 +281,7 @@ class HandlerPool:
             slots.release()
 
     def _handler_of(self, process_queue: ProcessQueue) -> tuple[Callable[[Any], Awaitable[None]] | None, int | None]:
-        """The handler for messages of a queue, with all that is around it, and the size of its batches."""
+        """Return the handler for messages of a queue, with all that is around it, and the size of its batches."""
         topic = self._topics.get(process_queue.queue.topic)
         handler: Callable[[Any], Awaitable[None]] | None = self._fallback
         if topic is not None and topic.handler is not None:
@@ -393,13 +393,13 @@ class HandlerPool:
         return True
 
     def _part_size(self, message: ReceivedMessage[Any], batch: int | None) -> int:
-        """The number of messages to hand over next, from `message` on: one alone at its last attempt."""
+        """Return the number of messages to hand over next, from `message` on: one alone at its last attempt."""
         if self._attempts:
             message.attempt = max(message.attempt, self._attempts.get(_identity(message), 1))
         return 1 if self._is_last(message) else batch or 1
 
     def _is_last(self, message: ReceivedMessage[Any]) -> bool:
-        """Whether this is the last attempt of this process."""
+        """Return whether this is the last attempt of this process."""
         return self._attempts_max is not None and message.attempt >= self._attempts_max
 
     def _count_failure(self, messages: Sequence[ReceivedMessage[Any]]) -> None:
@@ -475,5 +475,5 @@ async def _with_next(middleware: Middleware, call_next: Callable[[Any], Awaitabl
 
 
 def _identity(message: ReceivedMessage[Any]) -> tuple[MessageQueue, int]:
-    """An identity that differs for each message, also if a topic is deleted and created again under its name."""
+    """Return an identity that differs for each message, also if a topic is deleted and created again under its name."""
     return message.queue, message.record.physical_offset

@@ -273,7 +273,7 @@ class LiteConsumer(PopConsumer[BodyT]):
         await self._send_subscriptions(self._core, broker_name)
 
     async def _send_subscriptions(self, core: ClientCore, broker_name: str) -> None:
-        """Tell a broker group all that this consumer subscribes to, unless it knows. Raises ClientError."""
+        """Send all subscriptions to a broker group, unless it has them. Raises ClientError."""
         if broker_name in self._subscribed_at:
             return
         self._subscribed_at.add(broker_name)

@@ -31,7 +31,7 @@ class LocalOffsets:
     """Whether pulls carry offsets to the leader."""
 
     def __init__(self, core: ClientCore, path: str | None, consume_from: ConsumeFrom) -> None:
-        """Raises OffsetsFileDamaged, OSError."""
+        """Read the file. Raises OffsetsFileDamaged, OSError."""
         self._core = core
         self._path = path
         self._consume_from = consume_from

@@ -110,9 +110,9 @@ class GroupMember:
         self._offsets.commit_soon(self.assignment.commit_offsets())
         self.rebalance_soon()
 
-    def note_route(self, route: TopicRoute) -> None:
+    def on_route(self, route: TopicRoute) -> None:
         """Rebalance after the queues or leaders of a topic changed."""
-        self.assignment.note_route(route)
+        self.assignment.on_route(route)
         self.rebalance_soon()
 
     def reset(self, offsets: Mapping[MessageQueue, int]) -> None:
@@ -130,14 +130,14 @@ class GroupMember:
         for process_queue in self.assignment.process_queues:
             process_queue.paused = self._is_paused(process_queue.queue)
             if not process_queue.paused:
-                self.note_progress(process_queue)
+                self.on_progress(process_queue)
                 self._board.offer(process_queue)
 
-    def note_progress(self, process_queue: ProcessQueue) -> None:
+    def on_progress(self, process_queue: ProcessQueue) -> None:
         """Let pulling of a queue continue, after some of its messages were finished."""
         puller = self.assignment.puller(process_queue.queue)
         if puller is not None:
-            puller.note_progress()
+            puller.on_progress()
 
     async def commit(self) -> None:
         """Store the offsets of all acknowledged messages now, and wait for the answers, for a second at most."""

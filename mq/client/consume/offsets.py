@@ -45,7 +45,7 @@ def check_position(position: ConsumeFrom) -> None:
 
 
 async def _call(core: ClientCore, queue: MessageQueue, code: int, ext: Ext, seconds: float | None) -> Response:
-    """The answer of a queue's leader; retried for `seconds`, or not if that is None. Raises ClientError."""
+    """Return the answer of a queue's leader; retried for `seconds`, or not if that is None. Raises ClientError."""
     response, _ = await call_leader(
         core,
         queue.topic,
@@ -180,7 +180,7 @@ class GroupOffsets:
         return offset
 
     def _tell_of_the_end(self, topic: str) -> None:
-        """Say, once for a topic, that a group begins behind its messages: it may look as if it got none."""
+        """Log, once for a topic, that a group starts after its messages: it may look as if it got none."""
         if topic in self._logged_topics:
             return
         self._logged_topics.add(topic)

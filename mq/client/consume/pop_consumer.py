@@ -190,8 +190,8 @@ class PopConsumer(Consumer[BodyT]):
             self._renewals = Renewals(self.invisible, self._renew_message)
 
     async def _start(self, core: ClientCore, tasks: anyio.abc.TaskGroup) -> None:
-        """Raises TopicNotFound, NameServersUnavailable."""
-        self._note_route(await core.route(self.topic, refresh=True))
+        """Start popping. Raises TopicNotFound, NameServersUnavailable."""
+        self._on_route(await core.route(self.topic, refresh=True))
         if self._renewals is not None:
             tasks.start_soon(self._renewals.run)
 
@@ -228,7 +228,7 @@ class PopConsumer(Consumer[BodyT]):
     def __repr__(self) -> str:
         return self._show(f" of {self.topic}", "open")
 
-    def _note_route(self, route: TopicRoute) -> None:
+    def _on_route(self, route: TopicRoute) -> None:
         if self._tasks is None or route.topic != self.topic:
             return
         for broker_name in route.brokers.keys() - self._polled_brokers:
@@ -241,7 +241,7 @@ class PopConsumer(Consumer[BodyT]):
         return self
 
     async def __anext__(self) -> PoppedMessage[BodyT]:
-        """Raises ClientClosed; BodyNotDecoded only if `on_error` says `StopConsumer`."""
+        """Wait for the next message. Raises ClientClosed; BodyNotDecoded if `on_error` says `StopConsumer`."""
         self._open_core()
         began_ns = 0 if self._spans is None else now_ns()
         message = await self._inbox.get()
@@ -287,7 +287,7 @@ class PopConsumer(Consumer[BodyT]):
             self._recorder.on_settle(message.topic, "done")
 
     def _queue_ack(self, message: PoppedMessage[Any]) -> AckBatch:
-        """Have a message acknowledged with others of its broker group; returns the answer."""
+        """Add a message to the next batch of acknowledgements of its broker group, and return the batch."""
         assert self._tasks is not None, "open without tasks"
         broker_name = message.queue.broker_name
         batch = self._acks.get(broker_name)
@@ -451,7 +451,7 @@ class PopConsumer(Consumer[BodyT]):
     # Pops.
 
     async def _poll(self, broker_name: str) -> None:
-        """Pop messages of a broker group for ever. Raises BrokerError for permanent failures."""
+        """Pop messages of a broker group until cancelled. Raises BrokerError for permanent failures."""
         core = self._core
         assert core is not None, "pops before the consumer was opened"
         refresh = False
@@ -514,7 +514,7 @@ class PopConsumer(Consumer[BodyT]):
                 await anyio.sleep(RETRY_SECONDS)
 
     def _deliver_popped(self, broker_name: str, response: Response, body: memoryview) -> list[LeftOut]:
-        """Returns the messages that cannot be delivered. Raises UnreadableAnswer."""
+        """Deliver popped messages. Returns those that cannot be delivered. Raises UnreadableAnswer."""
         left_out: list[LeftOut] = []
         # Only now: the pop may have been held for longer than the invisible time.
         hidden_until = anyio.current_time() + self.invisible
@@ -529,7 +529,7 @@ class PopConsumer(Consumer[BodyT]):
         """Called before each pop. Raises ClientError."""
 
     def _pops_again(self, broker_name: str, response: Response) -> bool:
-        """Whether to pop again at once after an answer without messages."""
+        """Return whether to pop again at once after an answer without messages."""
         return False
 
     def _read_popped(
@@ -538,7 +538,7 @@ class PopConsumer(Consumer[BodyT]):
         return read_popped(self.topic, broker_name, response, body, hidden_until, left_out=left_out)
 
     def _filter_by_tag(self, messages: list[PoppedMessage[Any]]) -> list[PoppedMessage[Any]]:
-        """The messages with the tags of the subscription; the others are acknowledged.
+        """Return the messages with the tags of the subscription; the others are acknowledged.
 
         Brokers compare only hash codes of tags, and different tags can have the same one.
         """
@@ -551,7 +551,7 @@ class PopConsumer(Consumer[BodyT]):
         return matches
 
     def _deliverable(self, messages: list[PoppedMessage[Any]], left_out: list[LeftOut]) -> list[PoppedMessage[Any]]:
-        """The popped messages that may be delivered, although some were left out; logs those now and then.
+        """Return the popped messages that may be delivered, although some were left out; logs those now and then.
 
         Those are redelivered when their invisible time is over; in ordered consumption those behind them, too.
         """

@@ -124,7 +124,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self.timeout = timeout
         self._consume_from = consume_from
         self._pull_settings = pull or PullSettings()
-        self._board = DeliveryBoard(self._note_progress, retry_seconds=RETRY_SECONDS)
+        self._board = DeliveryBoard(self._on_progress, retry_seconds=RETRY_SECONDS)
         self._subscriptions: dict[str, TopicSubscription] = {}
         self._pullers: dict[MessageQueue, Puller] = {}
         self._paused_queues: set[MessageQueue] = set()
@@ -205,7 +205,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         await anyio.lowlevel.checkpoint()
 
     async def _check_known(self, queues: Iterable[MessageQueue]) -> None:
-        """Raises NoRoute if the name servers still do not know one of the queues after `NEW_TOPIC_SECONDS`."""
+        """Raise NoRoute if the name servers still do not know one of the queues after `NEW_TOPIC_SECONDS`."""
         core, until, refresh = self._open_core(), anyio.current_time() + NEW_TOPIC_SECONDS, False
         for queue in sorted(queues):
             while True:
@@ -275,7 +275,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         for queue, puller in self._pullers.items():
             puller.process_queue.paused = queue in self._paused_queues
             if not puller.process_queue.paused:
-                puller.note_progress()
+                puller.on_progress()
                 self._board.offer(puller.process_queue)
 
     # Messages.
@@ -327,7 +327,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
     async def _readable(
         self, process_queue: ProcessQueue, messages: list[ReceivedMessage[Any]]
     ) -> list[ReceivedMessage[Any]]:
-        """The first of these messages, before one that cannot be decoded; the others are left in their queue.
+        """Return the first of these messages, before one that cannot be decoded; the others are left in their queue.
 
         If the first one cannot be decoded, the policy is applied to it, and nothing is returned. Raises
         BodyNotDecoded for `StopConsumer`. It is not cancelled.
@@ -351,7 +351,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         return []
 
     def _on_return(self, process_queue: ProcessQueue, message: ReceivedMessage[Any]) -> None:
-        """Finish a message that the application gets now, and record it."""
+        """Finish a message that `poll` is about to return, and record it."""
         self._board.finish(process_queue, message)
         if self._tracer is not None:
             self._tracer.trace_handling([message]).record_end(ContextCode.SUCCESS)
@@ -359,7 +359,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             self._recorder.on_receive([message])
 
     def __aiter__(self) -> PulledMessages[BodyT]:
-        """The messages of all assigned queues, one after the other and for ever, as `poll` returns them."""
+        """Return the messages of all assigned queues, one after the other and for ever, as `poll` returns them."""
         self._open_core()
         return PulledMessages(self, self._board, None)
 
@@ -424,7 +424,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
             self._uncommitted[queue] = offset
 
     def _consumed_offsets(self, messages: Sequence[ReceivedMessage[Any]] | None) -> ConsumedOffsets:
-        """The messages that `poll` has returned since the last commit, for a transaction. Raises ValueError."""
+        """Return the messages that `poll` has returned since the last commit, for a transaction. Raises ValueError."""
         self._open_core()
         if messages is not None:
             raise ValueError("a pull consumer gives all that it has returned since its last commit: pass no messages")
@@ -500,14 +500,14 @@ class PullConsumer(PositionedConsumer[BodyT]):
             puller.stop()
             self._read_from(process_queue.queue, offset)
 
-    def _note_progress(self, process_queue: ProcessQueue) -> None:
+    def _on_progress(self, process_queue: ProcessQueue) -> None:
         if (puller := self._pullers.get(process_queue.queue)) is not None:
-            puller.note_progress()
+            puller.on_progress()
 
-    def _note_route(self, route: TopicRoute) -> None:
+    def _on_route(self, route: TopicRoute) -> None:
         for queue, puller in self._pullers.items():
             if queue.topic == route.topic:
-                puller.note_route(route)
+                puller.on_route(route)
 
 
 class PulledMessages(Generic[BodyT]):

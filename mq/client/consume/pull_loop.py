@@ -123,11 +123,11 @@ class Puller:
         self.process_queue.drop()
         self._scope.cancel()
 
-    def note_progress(self) -> None:
+    def on_progress(self) -> None:
         """Continue to pull, because messages were finished or the queue was resumed."""
         self._progress.set()
 
-    def note_route(self, route: TopicRoute) -> None:
+    def on_route(self, route: TopicRoute) -> None:
         """Cancel the pull if it waits at a broker that no longer leads: that broker might hold it for 20 s more."""
         address = self._pull_address
         if self._subscription.program is not None:
@@ -157,7 +157,7 @@ class Puller:
                     await self._back_off()
 
     async def _wait_for_room(self) -> None:
-        """Wait until messages of the queue were finished, or it was resumed; say so if none is for long."""
+        """Wait until messages of the queue were finished, or it was resumed. Logs a long wait."""
         queue = self.process_queue
         self._progress = progress = anyio.Event()
         with anyio.move_on_after(self._limits.warn_after_seconds):
@@ -218,7 +218,7 @@ class Puller:
         self._pull_address = None
 
     async def _pull_filtered(self, route: TopicRoute, program: FilterProgram) -> None:
-        """Pull from a filter server of the queue's broker group, and give it the program if it does not have it."""
+        """Pull from a filter server of the queue's broker group. Uploads the program if the server lacks it."""
         name = self._queue.broker_name
         servers = route.filter_servers.get(name, ())
         if not servers:
@@ -308,7 +308,7 @@ class Puller:
         self._on_offset_moved(self.process_queue, offset)
 
     def _receive(self, body: memoryview, next_offset: int) -> tuple[list[ReceivedMessage], int]:
-        """The matching messages of an answer, and the next offset.
+        """Return the matching messages of an answer, and the next offset.
 
         Brokers filter by hash codes, so tags are compared again here. Raises UnreadableAnswer for messages of another
         queue, and CodecNotInstalled.

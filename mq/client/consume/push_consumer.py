@@ -87,7 +87,7 @@ class PushConsumerOptions(ClientOptions, total=False):
 def _check_options(
     consume_from: ConsumeFrom, allocate: object, pull: object, commit_seconds: float, rebalance_seconds: float
 ) -> None:
-    """Raises TypeError for a wrong strategy or wrong settings, ValueError for a wrong position or interval."""
+    """Raise TypeError for a wrong strategy or wrong settings, ValueError for a wrong position or interval."""
     check_position(consume_from)
     if not callable(allocate):
         raise TypeError(f"allocate is a strategy of mq.client.consume.allocation, not {allocate!r}")
@@ -221,7 +221,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         self._pull_settings = pull or PullSettings()
         self._commit_seconds, self._rebalance_seconds = commit_seconds, rebalance_seconds
         self._subscriptions: dict[str, TopicSubscription] = {}
-        self._board = DeliveryBoard(self._note_progress, retry_seconds=retry_delay)
+        self._board = DeliveryBoard(self._on_progress, retry_seconds=retry_delay)
         self._handlers = self._new_handlers(concurrency, max_reconsume_times)
         self._paused_queues: set[MessageQueue] = set()
 
@@ -247,7 +247,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     # Life cycle.
 
     def _on_connect(self, core: ClientCore) -> None:
-        """Raises OffsetsFileDamaged, AlreadyOpen if another consumer has the file, OSError."""
+        """Read the offsets file. Raises OffsetsFileDamaged, OSError; AlreadyOpen if another consumer has the file."""
         self._board.open()
         self._handlers.open()
         self._handling_for_operators = 0
@@ -386,13 +386,13 @@ class PushConsumer(SubscribingConsumer[BodyT]):
         if self._member is not None:
             self._member.rebalance_soon()
 
-    def _note_route(self, route: TopicRoute) -> None:
+    def _on_route(self, route: TopicRoute) -> None:
         if self._member is not None:
-            self._member.note_route(route)
+            self._member.on_route(route)
 
-    def _note_progress(self, process_queue: ProcessQueue) -> None:
+    def _on_progress(self, process_queue: ProcessQueue) -> None:
         if self._member is not None:
-            self._member.note_progress(process_queue)
+            self._member.on_progress(process_queue)
 
     def _membership(self) -> GroupMember:
         """The current group membership, or the last one after the block. Raises ClientClosed before the block."""
@@ -501,7 +501,7 @@ class PushConsumer(SubscribingConsumer[BodyT]):
     # Consuming.
 
     def __aiter__(self) -> MessageStream[BodyT]:
-        """A stream of messages; requesting the next message acknowledges the previous one. See `deliveries`."""
+        """Return a stream of messages; requesting the next message acknowledges the previous one. See `deliveries`."""
         return MessageStream(self.deliveries())
 
     def deliveries(self) -> DeliveryStream[BodyT]:

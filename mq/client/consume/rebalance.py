@@ -96,11 +96,11 @@ class Assignment:
         """Return the puller of a queue; None if the queue is not assigned."""
         return self._pullers.get(queue)
 
-    def note_route(self, route: TopicRoute) -> None:
+    def on_route(self, route: TopicRoute) -> None:
         """Tell the pullers of the topic the new addresses of its brokers."""
         for queue, puller in self._pullers.items():
             if queue.topic == route.topic:
-                puller.note_route(route)
+                puller.on_route(route)
 
     def commit_offsets(self) -> Mapping[MessageQueue, int]:
         """Map each queue to the offset before which all messages are finished."""
@@ -175,7 +175,7 @@ class Assignment:
         return "; ".join(f"{each}: {self._reasons.get(each, 'no broker has answered yet')}" for each in sorted(topics))
 
     def _choose(self, allocate: Strategy, queues: list[MessageQueue], members: list[str]) -> Sequence[MessageQueue]:
-        """The queues that the application's strategy chooses. Raises its exceptions; they end the client."""
+        """Return the queues that the application's strategy chooses. Raises its exceptions; they end the client."""
         own_queues: list[MessageQueue] = []
         error = failure_in(lambda _: own_queues.extend(allocate(queues, members, self._client_id)), None)
         if error is None:
@@ -186,7 +186,7 @@ class Assignment:
         raise RuntimeError(f"the allocation strategy {allocate!r} raised {error!r}") from error
 
     def _tell_postponed(self, topic: str, error: ClientError) -> None:
-        """Log now and then that a member cannot begin a queue, unless that lasts only moments."""
+        """Log now and then that a member cannot start to consume a queue, unless that lasts only moments."""
         self._reasons[topic] = str(error)
         now = anyio.current_time()
         is_denied = isinstance(error, BrokerError) and error.code == ResponseCode.NO_PERMISSION
@@ -252,7 +252,7 @@ class Assignment:
         await self.drop(lost_queues)
 
     async def _route(self, topic: str) -> TopicRoute:
-        """The cached route, or after a failure a new one; the cached one if no name server answers."""
+        """Return the cached route, or after a failure a new one; the cached one if no name server answers."""
         cached_route = self._core.known_route(topic)
         try:
             route = await self._core.route(topic, refresh=topic in self._doubtful_routes)
@@ -265,7 +265,7 @@ class Assignment:
         return route
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The client ids of the group, from the first broker that answers, leaders first.
+        """Return the client ids of the group, from the first broker that answers, leaders first.
 
         All members ask in the same order, so that they get the same answer if they reach the same broker.
         """
@@ -299,7 +299,7 @@ class Assignment:
             self._core.emit(ClientEvent("stuck", self._group, reason))
 
     async def _add(self, held_until: Mapping[MessageQueue, float]) -> bool:
-        """Begin with these queues; returns whether all of them have begun.
+        """Start to consume these queues. Returns whether all of them have started.
 
         All begin at once: a new group that ends meanwhile has no stored offset in any of them, rather than in some.
         """
@@ -385,7 +385,7 @@ class Assignment:
         await self._unlock_stubbornly(self._locker, {queue})
 
     async def _unlock_stubbornly(self, locker: QueueLocker, locked_queues: set[MessageQueue]) -> None:
-        """Release locks, retrying until a leader is elected, unless the queues are wanted again."""
+        """Release locks, and retry until a leader is elected or the queue is assigned again."""
         self._queues_to_unlock |= locked_queues
         with anyio.move_on_after(VALID_SECONDS):
             while locked_queues := await locker.unlock(locked_queues & self._queues_to_unlock):

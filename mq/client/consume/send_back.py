@@ -75,7 +75,7 @@ def failure_text(error: BaseException) -> str:
 
 
 def _is_library(path: str) -> bool:
-    """Whether the code belongs to Python or to an event loop, which raise errors that their callers caused."""
+    """Return whether the code belongs to Python or to an event loop, which raise errors that their callers caused."""
     if "site-packages" not in path and "dist-packages" not in path:
         return path.startswith((os.path.dirname(os.__file__) + os.sep, "<frozen "))
     loops = [loop.__file__ for name in ("anyio", "trio") if (loop := sys.modules.get(name)) is not None]

@@ -32,7 +32,7 @@ class SubscribingConsumer(PositionedConsumer[BodyT]):
 
     @abstractmethod
     def _subscriptions_changed(self) -> None:
-        """Tell the brokers, and take or release queues."""
+        """Send the subscriptions to the brokers, and take or release queues."""
 
     @property
     def _retry_topic(self) -> str:

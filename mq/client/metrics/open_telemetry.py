@@ -69,7 +69,7 @@ class OpenTelemetryMetrics(ClientMetrics):
 
 
 class _Instruments:
-    """The instruments that a meter has made."""
+    """The instruments that were made with one meter."""
 
     def __init__(self, meter: Meter, topics_max: int) -> None:
         self.book = LabelBook(topics_max)

@@ -78,7 +78,7 @@ class PrometheusMetrics(ClientMetrics):
 
 
 class _RegistryMetrics:
-    """The metrics that a registry has."""
+    """The metrics of clients in one registry."""
 
     def __init__(self, registry: CollectorRegistry, topics_max: int, buckets: tuple[float, ...]) -> None:
         self.book = LabelBook(topics_max)

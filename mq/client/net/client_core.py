@@ -114,7 +114,7 @@ class RemotingSettings:
 
 
 def _reason(failure: ClientError) -> str:
-    """The reason without the address, which the new error names itself."""
+    """Return the reason of a failure, without the address, which the new error contains anyway."""
     return failure.reason if isinstance(failure, ConnectFailed) else str(failure)
 
 
@@ -426,7 +426,7 @@ class ClientCore:
         raise TopicNotFound(topic)
 
     async def _leader_for(self, address: str) -> str | None:
-        """The current leader of the group of the broker at `address`; None if unknown. Raises ClientError.
+        """Return the current leader of the group of the broker at `address`; None if unknown. Raises ClientError.
 
         The cached routes do not change: their users refresh them when their connection is gone.
         """
@@ -439,7 +439,7 @@ class ClientCore:
         return None
 
     def _on_forward(self, address: str) -> None:
-        """Look for the leader, to save a hop: the broker at `address` only forwards requests to it."""
+        """Look up the leader, to save a hop: the broker at `address` only forwards requests to it."""
         now = anyio.current_time()
         if now < self._ask_again_at or self._closed:
             return

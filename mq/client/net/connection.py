@@ -119,13 +119,13 @@ async def open_connection(
 
 
 def _end_of(error: Exception) -> str:
-    """The reason that a connection ended, from the cause of AnyIO's error."""
+    """Return the reason that a connection ended, from the cause of AnyIO's error."""
     cause = error.__cause__ if isinstance(error.__cause__, OSError) else error
     return (cause.strerror if isinstance(cause, OSError) else None) or str(cause) or repr(error)
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """The reason that an attempt to connect failed: of several failed addresses, the error of the last one."""
+    """Return the reason that an attempt to connect failed: of several failed addresses, the error of the last one."""
     if isinstance(error, socket.gaierror):
         return f"the name does not resolve ({error.strerror or error}); is it spelled right, and known to the DNS here?"
     cause = error.__cause__
@@ -137,7 +137,7 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 class _FrameBuffer:
-    """Received bytes of an incomplete frame.
+    """Keeps the received bytes of an incomplete frame.
 
     Chunks are joined only once the first frame can be complete, so a large frame costs one join.
     """

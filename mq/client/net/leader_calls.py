@@ -65,7 +65,7 @@ async def leader_address(core: ClientCore, topic: str, broker_name: str, *, refr
 
 
 def _connected_leader(core: ClientCore, topic: str, broker_name: str) -> Connection | None:
-    """The connection to the leader that is known already, as nearly always: then nothing must be waited for."""
+    """Return the connection to the leader if both are known, as nearly always. Then no wait is needed."""
     route = core.known_route(topic)
     address = None if route is None else route.leader_address(broker_name)
     return None if address is None else core.find_connection(address)
@@ -125,7 +125,7 @@ def is_busy(error: BrokerError) -> bool:
 
 
 def _may_follow(error: ClientError, repeat: Repeat, busy_codes: Collection[int], *, known: bool) -> bool:
-    """Whether another attempt after `error` is useful and safe. `known`: the topic had a route before."""
+    """Return whether another attempt after `error` is useful and safe. `known`: the topic had a route before."""
     if repeat is Repeat.NEVER or isinstance(error, ClientClosed):
         return False
     if isinstance(error, TopicNotFound):

@@ -59,7 +59,7 @@ class Client:
     _block: _Host | None = None
 
     def _take_settings(self, remoting: RemotingSettings | None) -> None:
-        """Raises TypeError for a value that is not a RemotingSettings."""
+        """Set the settings. Raises TypeError for a value that is not a RemotingSettings."""
         settings: Any = remoting
         if settings is not None and not isinstance(settings, RemotingSettings):
             raise TypeError(f"remoting is a RemotingSettings, not {settings!r}")
@@ -177,7 +177,7 @@ class Client:
         """Run the client's tasks and resources while it is open."""
 
     def _troubles(self) -> Iterator[str]:
-        """The problems that keep the open client from working."""
+        """Return the problems that keep the open client from working."""
         if self._core is not None:
             yield from self._core.troubles()
 
@@ -185,31 +185,31 @@ class Client:
         return 0 if self._core is None else self._core.open_connections
 
     async def _ping_first(self, core: ClientCore) -> None:
-        """Called when connections can be opened, before anything else is asked."""
+        """Called when connections can be opened, before any other request."""
         await anyio.lowlevel.checkpoint()
         if self._pings_first:
             await ping(core, self._checked_topics(), PING_SECONDS)
 
     def _checked_topics(self) -> Collection[str]:
-        """The topics that must exist when it is opened with `ping=True`."""
+        """Return the topics that must exist when the client is opened with `ping=True`."""
         return ()
 
     def _renew(self) -> None:
-        """Begin a new session: take a new identity, and forget the state of the last session."""
+        """Start a new session, with a new identity and without the state of the last one."""
 
     async def _finish(self) -> None:
         """Wait for requests in flight before the session ends, unless it ends with an exception."""
 
     def _pending_messages(self) -> int:
-        """Messages that are lost, or may be, if the process ends now."""
+        """Return the number of messages that are lost, or may be, if the process ends now."""
         return 0
 
     def _mark_own_task(self) -> None:
-        """Note that this task runs an asynchronous function of the application: `aclose` cannot wait in it."""
+        """Mark this task as one that runs an async function of the application: `aclose` cannot wait in it."""
         _host_here.set(self._host)
 
     def _check_open(self) -> None:
-        """Raises ClientClosed, ClientForked."""
+        """Raise ClientClosed or ClientForked unless the client can be used."""
         if self._is_usable():
             return
         host = self._host
@@ -222,7 +222,7 @@ class Client:
         raise ClientClosed(f"this {name} is closed") from host.failure
 
     def _is_usable(self) -> bool:
-        """Whether `_check_open` would raise nothing; a send cannot afford more."""
+        """Return whether `_check_open` would raise nothing; faster, for sends."""
         host = self._host
         try:
             return host is not None and host.is_open and host.here() is host.home
@@ -275,18 +275,18 @@ class _Host:
 
     @property
     def is_parents(self) -> bool:
-        """Whether it runs in the process from which this one was forked."""
+        """Whether the session runs in the parent of this forked process."""
         return self._forks != forks()
 
     def is_at_home(self) -> bool:
-        """Whether this is its event loop."""
+        """Return whether the caller runs in the session's event loop."""
         try:
             return self.here() is self.home
         except RuntimeError:  # none runs here
             return False
 
     def is_lost(self) -> bool:
-        """Whether its event loop was closed without its end."""
+        """Return whether the session's event loop was closed before the session ended."""
         if not self.is_asyncio:
             return False
         import asyncio
@@ -295,7 +295,7 @@ class _Host:
         return self.home.is_closed()
 
     def start(self) -> None:
-        """Run the session in a task of its own."""
+        """Run the session in a separate task."""
         _hosts[id(self)] = weakref.ref(self)
         name = f"{type(self._client).__name__} of mq.client"
         if self.is_asyncio:
@@ -343,7 +343,7 @@ class _Host:
             log.exception("client_failed", error, client=repr(self._client))
 
     async def end(self) -> None:
-        """End the session and wait for that, also if cancelled; it takes some seconds at most."""
+        """End the session, and wait for that, even if cancelled: some seconds at most."""
         if not self.opening_ended.is_set():
             self._scope.cancel()
         self.close_event.set()
@@ -351,7 +351,7 @@ class _Host:
             await self.end_event.wait()
 
     def raise_failure(self) -> None:
-        """Raise what made the session fail, once."""
+        """Raise the error that ended the session, once."""
         if self.failure is not None and not self._is_raised:
             self._is_raised = True
             raise self.failure
@@ -359,7 +359,7 @@ class _Host:
     # The body of `async with`.
 
     def enter_body(self) -> None:
-        """Prepare to cancel the body, which begins in this task."""
+        """Prepare to cancel the body, which starts in this task."""
         self._body = _AsyncioBody() if self.is_asyncio else _TrioBody()
         if self._is_interrupted:
             self._body.cancel()
@@ -377,12 +377,12 @@ class _Host:
                 await anyio.lowlevel.checkpoint()
 
     def leave_body(self, error: BaseException | None) -> BaseException | None:
-        """End the body; returns its `error` without the cancellation that was requested here."""
+        """End the body. Returns its `error` without the cancellation that this session requested."""
         body, self._body = self._body, None
         return error if body is None else body.leave(error)
 
     def merge(self, error: BaseException | None, failure: BaseException) -> BaseException:
-        """The error of a block whose body raised `error`, and whose end raised `failure`."""
+        """Return the error of a block whose body raised `error`, and whose end raised `failure`."""
         if error is None or failure is not self.failure or isinstance(error, ClientClosed):
             return failure
         if isinstance(error, anyio.get_cancelled_exc_class()):

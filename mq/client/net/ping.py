@@ -40,7 +40,7 @@ async def ping(core: ClientCore, topics: Iterable[str], seconds: float) -> None:
 
 
 async def _cluster(core: ClientCore, deadline: float, seconds: float) -> ClusterInfo:
-    """The answer of the first name server that answers; all are asked at once."""
+    """Ask all name servers at once, and return the first answer."""
     reasons = dict.fromkeys(
         core.name_servers, f"no answer within {seconds:g} s; is the address right, and does a firewall drop packets?"
     )
@@ -77,7 +77,7 @@ async def _cluster(core: ClientCore, deadline: float, seconds: float) -> Cluster
 
 
 async def _any_leader(core: ClientCore, addresses: list[str], deadline: float, seconds: float) -> None:
-    """Connect to the leaders, until one connection is open."""
+    """Connect to the leaders until one connection is open."""
     reasons: dict[str, str] = {}
     connected = False
     with anyio.move_on_at(deadline):

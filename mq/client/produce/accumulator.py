@@ -219,7 +219,7 @@ class Accumulator:
                 self._send(batch)
 
     def _send(self, batch: _Batch) -> None:
-        """Give an open batch to the pipeline."""
+        """Pass an open batch to the pipeline."""
         del self._open[batch.lane]
         self._start(batch)
 
@@ -267,7 +267,7 @@ class Accumulator:
                 self._send(next_batch)
 
     def _complete_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
-        """Tell each caller about its own message."""
+        """Call each member's callback with the outcome of its message."""
         members = batch.members
         record_ids: list[str] = []
         if isinstance(outcome, SendResult) and len(members) > 1:
@@ -292,7 +292,7 @@ class Accumulator:
 
 
 def _together(members: list[Member]) -> OutgoingMessage:
-    """The messages as one batch. Each has its own properties, and the batch none."""
+    """Return the messages as one batch. Each has its own properties, and the batch none."""
     messages = [member.message for member in members]
     return OutgoingMessage(
         topic=messages[0].topic,
@@ -308,7 +308,7 @@ def _together(members: list[Member]) -> OutgoingMessage:
 
 
 def _is_refused_as_a_batch(outcome: SendResult | ClientError) -> bool:
-    """Whether the messages may be accepted one by one: of used numbers, others would be used as well."""
+    """Return whether a refused batch can be sent message by message. If a number was used, the others were, too."""
     return (
         isinstance(outcome, SendRejected)
         and outcome.code in _REFUSED_AS_A_BATCH

@@ -46,7 +46,7 @@ async def send_oneway(
 async def _choose_queue(
     core: ClientCore, topic: str, queue: MessageQueue | None, rng: random.Random, *, auto_create_topics: bool
 ) -> tuple[MessageQueue, Connection]:
-    """A queue, and the connection to its leader."""
+    """Choose a queue, and return it with the connection to its leader."""
     route = await core.route(topic, auto_create=auto_create_topics)
     queues = [queue] if queue else [each for each in route.write_queues if route.leader_address(each.broker_name)]
     if not queues:

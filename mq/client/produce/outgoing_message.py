@@ -270,7 +270,7 @@ def _priority_text(priority: int) -> str:
 
 
 def _check_lite(message: Message, own: Mapping[str, str]) -> None:
-    """Raises MessageRefused for an invalid name of a lite topic, or together with a property that it excludes."""
+    """Raise MessageRefused for an invalid lite topic, or for a property that a lite topic excludes."""
     if not isinstance(message.lite_topic, str):
         raise MessageRefused(f"a lite topic is a text, not {message.lite_topic!r}")
     try:

@@ -228,7 +228,7 @@ class Producer(Client, Generic[BodyT]):
                     await core.unregister(self.client_id, producer_group=self.group)
 
     async def _finish(self) -> None:
-        """Wait until nothing is in flight; nothing more is accepted."""
+        """Accept no more messages, and wait until none is in flight."""
         pipeline = self._pipeline
         assert pipeline is not None, "open without a pipeline"
         while self._in_flight():
@@ -256,7 +256,7 @@ class Producer(Client, Generic[BodyT]):
     def _on_done(
         self, messages: Sequence[Message], outgoing: OutgoingMessage, on_done: OnDone, span: SendSpan | None
     ) -> OnDone:
-        """The callback for the outcome of `outgoing`, which contains `messages`: `on_done`, after what watches."""
+        """Wrap `on_done` for `outgoing`, which contains `messages`, to also count and trace the outcome."""
         if not self._watches_sends:
             return on_done
         if self._recorder is not None:
@@ -266,7 +266,7 @@ class Producer(Client, Generic[BodyT]):
         return on_done if span is None else span.end_on_outcome(outgoing.unique_key, self._leader_of, on_done)
 
     def _leader_of(self, queue: MessageQueue) -> str | None:
-        """The address of a queue's leader, if known."""
+        """Return the address of a queue's leader, if known."""
         route = None if self._core is None else self._core.known_route(queue.topic)
         return None if route is None else route.leader_address(queue.broker_name)
 
@@ -325,7 +325,7 @@ class Producer(Client, Generic[BodyT]):
         seconds: float,
         queue: MessageQueue | None,
     ) -> Callable[[], None]:
-        """Start sending a message, with others if it may be; the result abandons it. Raises ClientClosed."""
+        """Start to send a message, in a batch if possible. Returns a function that abandons it. Raises ClientClosed."""
         accumulator = self._accumulator
         if accumulator is None or not may_join(message, outgoing):
             return self._start_alone(pipeline, outgoing, on_done, seconds, queue)
@@ -352,7 +352,7 @@ class Producer(Client, Generic[BodyT]):
     async def _outcome(
         self, abandon: Callable[[], None], send: Pending, span: SendSpan | None, topic: str, count: int = 1
     ) -> SendResult:
-        """The outcome of a send; it is abandoned if cancelled. Raises the errors of `send`."""
+        """Wait for the outcome of a send; abandon it if cancelled. Raises the errors of `send`."""
         try:
             return await send.wait()
         finally:
@@ -589,7 +589,7 @@ class Producer(Client, Generic[BodyT]):
     def _make_ready(
         self, message: Message, queue: MessageQueue | None, own: Mapping[str, str] | None = None
     ) -> tuple[OutgoingMessage, SendSpan | None]:
-        """Make a message ready to be sent; returns it and its span. Raises MessageRefused."""
+        """Prepare a message for sending. Returns it and its span. Raises MessageRefused."""
         try:
             return self._preparation.message(message, queue, own)
         except BaseException:

@@ -38,7 +38,7 @@ async def reply_to(
 def _make_reply(
     request: ReceivedMessage[Any], body: bytes, *, properties: Mapping[str, str], unique_key: str
 ) -> OutgoingMessage:
-    """The reply to `request`. Raises NotARequest, MessageRefused."""
+    """Make the reply to `request`. Raises NotARequest, MessageRefused."""
     fields = {name: request.properties.get(name) for name in (props.CORRELATION_ID, props.REPLY_TO_CLIENT, props.TTL)}
     cluster = request.properties.get(props.CLUSTER)
     if not fields[props.CORRELATION_ID] or not fields[props.REPLY_TO_CLIENT] or not cluster:

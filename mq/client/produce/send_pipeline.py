@@ -360,7 +360,7 @@ class SendPipeline:
         self._park(send, now, error)
 
     def _is_untried(self, send: Send) -> bool:
-        """Whether a broker group is left that has not permanently refused the message."""
+        """Return whether a broker group is left that has not permanently refused the message."""
         if send.knowing_group is not None:
             return send.knowing_group not in send.refused_by
         if send.fixed_queue is not None:
@@ -491,7 +491,7 @@ class SendPipeline:
             del self._repair_events[topic]
 
     async def _refresh(self, topic: str) -> ClientError | None:
-        """Refresh the route; returns None if there is a usable one, even an old one."""
+        """Refresh the route. Returns None if there is a usable route, even an old one."""
         self._stale_routes.discard(topic)
         try:
             await self._core.route(topic, refresh=True, auto_create=self._auto_create_topics)
@@ -501,7 +501,7 @@ class SendPipeline:
         return None
 
     def _connect_leaders(self, topic: str) -> bool:
-        """Start connecting where necessary; True if waiting for that is all that can be done now."""
+        """Start to connect to leaders where needed. Returns whether it can now only wait for that."""
         route = self._core.known_route(topic)
         if route is None:
             return False

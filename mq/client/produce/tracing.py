@@ -72,7 +72,7 @@ def _kind(message: Message, outgoing: OutgoingMessage) -> MessageKind:
 
 
 def _unwanted(message: ReceivedMessage[Any]) -> bool:
-    """Whether its broker is configured not to trace its messages."""
+    """Return whether the message's broker is configured not to trace its messages."""
     return message.properties.get(props.TRACE_ON) == "false"
 
 

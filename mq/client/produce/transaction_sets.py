@@ -215,14 +215,14 @@ class SetTransaction(Generic[BodyT]):
             self._ended = True
 
     async def _notify_consumers(self, *, committed: bool) -> None:
-        """Tell the consumers, once."""
+        """Tell each consumer the outcome, once."""
         offsets, self._consumed_ranges = self._consumed_ranges, []
         with anyio.CancelScope(shield=True):  # none of them waits for anything
             for each in offsets:
                 await (each.on_commit() if committed else each.on_abort())
 
     async def _fence(self, error: BrokerError) -> TransactionFenced:
-        """End the transaction's consumers; returns the error: another member consumed the messages first."""
+        """Tell the consumers that another member consumed the messages first, and return the error that says so."""
         offsets, self._consumed_ranges = self._consumed_ranges, []
         for each in offsets:
             await each.on_fence()

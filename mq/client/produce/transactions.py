@@ -231,7 +231,7 @@ class TransactionProducer(Producer[BodyT]):
         await self._end(transaction, seconds)
 
     async def _end(self, transaction: Transaction, seconds: float) -> None:
-        """Tell the broker the end of a transaction. Raises BrokerError."""
+        """Send the decision of a transaction to the broker. Raises BrokerError."""
         decision, transaction._ended = transaction._decision, True
         if self._tracer is not None:
             self._tracer.trace_transaction_end(transaction.message, transaction.result, decision)

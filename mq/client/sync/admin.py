@@ -28,7 +28,7 @@ class _Part(Generic[PartT]):
 
 
 def _asks(method: Callable[Concatenate[PartT, P], Awaitable[R]]) -> Callable[Concatenate[_Part[PartT], P], R]:
-    """The blocking method for a coroutine function of such a part."""
+    """Return the blocking method for a coroutine function of such a part."""
 
     @functools.wraps(method)
     def call(part: _Part[PartT], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -39,7 +39,7 @@ SyncMiddlewareT = TypeVar("SyncMiddlewareT", bound=Callable[[Any, Callable[[Any]
 
 
 class _SyncConsumer(Facade[ClientT], Generic[ClientT, BodyT], of=Consumer):
-    """The common part of all consumers for threads."""
+    """The base of all consumers for threads."""
 
     dead_letter = waits(Consumer.dead_letter)
 
@@ -252,7 +252,7 @@ class SyncPushConsumer(_SyncConsumer[PushConsumer[BodyT], BodyT], of=PushConsume
 
     @contextlib.contextmanager
     def _draining_on_signals(self, seconds: float) -> Iterator[None]:
-        """Drain the consumer when this process gets a signal within the block, which ends after that.
+        """Drain the consumer, and end the block, when this process gets a signal within the block.
 
         Raises ValueError in another thread.
         """
@@ -411,7 +411,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
         return messages
 
     def __iter__(self) -> Iterator[ReceivedMessage[BodyT]]:
-        """The messages of all assigned queues, one after the other and for ever."""
+        """Return the messages of all assigned queues, one after the other and for ever."""
         return self._iterate(self._call_now(self._client.__aiter__))
 
     def read_to_end(self) -> Iterator[ReceivedMessage[BodyT]]:
@@ -449,7 +449,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
 
 
 class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer):
-    """The common part of consumers for threads that pop messages."""
+    """The base of consumers for threads that pop messages."""
 
     def __init__(self, client: PopT) -> None:
         super().__init__(client)
@@ -457,7 +457,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
         """Messages for a `receive` that was interrupted."""
 
     def open(self) -> Self:
-        """Open the consumer, as for every client."""
+        """Open the consumer, as `Facade.open` does."""
         self._leftovers.clear()
         return super().open()
 
@@ -466,7 +466,7 @@ class _SyncPops(_SyncConsumer[PopT, BodyT], Generic[PopT, BodyT], of=PopConsumer
     suspend = waits(PopConsumer.suspend)
 
     def receive(self, *, timeout: float | None = None) -> PoppedMessage[BodyT] | None:
-        """The next message; None after `timeout` seconds without one."""
+        """Wait for the next message; None after `timeout` seconds."""
         return self._receive(self._leftovers, self._client.__anext__, timeout)
 
     def __iter__(self) -> Iterator[PoppedMessage[BodyT]]:

@@ -150,7 +150,7 @@ class Facade(Generic[C_co]):
         """Called in any thread when the client is about to be closed."""
 
     def _for_thread(self, function: Callable[[Any], R]) -> Callable[[Any], R]:
-        """A function of the application that the client calls in a thread of its own, and waits for."""
+        """Wrap a function of the application that the client calls in another thread, and waits for."""
 
         def call(argument: Any) -> R:
             _local.facade = self
@@ -162,18 +162,18 @@ class Facade(Generic[C_co]):
         return call
 
     def _runs_here(self) -> bool:
-        """Whether this thread runs its event loop, or one of its handlers or checks."""
+        """Return whether this thread runs its event loop, or one of its handlers or checks."""
         is_loop = self._thread is not None and self._thread.is_current()
         return is_loop or getattr(_local, "facade", None) is self
 
     def _is_parents(self) -> bool:
-        """Whether it was opened in the process from which this one was forked."""
+        """Return whether the parent of this forked process opened the client."""
         return self._thread is not None and self._forks != forks()
 
     # Calls.
 
     def _open_thread(self) -> LoopThread:
-        """Raises ClientClosed, ClientForked."""
+        """Return the thread of the open client. Raises ClientClosed, ClientForked."""
         self._check_process()
         if self._thread is None:
             name = type(self).__name__
@@ -203,7 +203,7 @@ class Facade(Generic[C_co]):
     # The end of the program.
 
     def _begin_end(self) -> Future[int]:
-        """Close the client without waiting; the future has the number of lost messages."""
+        """Start to close the client. The future has the number of lost messages."""
         assert self._thread is not None, "the end of a client that is not open"
         self._at_end = self._client._pending_messages(), repr(self)
 
@@ -242,7 +242,7 @@ def at_once(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[Faca
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close the clients that the program has left open, within some seconds, and name those that lose messages."""
+    """Close the clients that the program left open, within some seconds. Warn of those that lose messages."""
     ends: list[tuple[Facade[Any], Future[int]]] = []
     for facade in list(_open.values()):
         if facade._is_parents():

@@ -28,7 +28,7 @@ ArgumentT = TypeVar("ArgumentT")
 
 
 async def _complete_future(future: Future[SendResult], send: Pending) -> None:
-    """Give the outcome of a message to a future, whose callbacks run here."""
+    """Set the outcome of a message in a future, whose callbacks run here."""
     outcome = await send.wait_outcome()
     if not future.set_running_or_notify_cancel():
         return

@@ -100,7 +100,7 @@ async def accept(stream: trio.abc.Stream, tls: TlsContext | None, trusts: Trusts
 
 
 async def _read_proxy_header(stream: trio.abc.Stream, data: bytes, trusted: bool) -> tuple[bytes, Addresses | None]:
-    """Read the HAProxy header; returns the bytes behind it and its addresses."""
+    """Read the HAProxy header. Returns the bytes after it, and the addresses in it."""
     while True:
         try:
             header = parse_proxy_header(data)
@@ -137,7 +137,7 @@ async def _shake_hands(stream: trio.abc.Stream, tls: TlsContext | None) -> trio.
 
 
 def _socket_addresses(stream: trio.abc.Stream) -> Addresses:
-    """The addresses of a socket; none for a stream in memory."""
+    """Return the addresses of a socket; none for a stream in memory."""
     socket = getattr(stream, "socket", None)
     if socket is None:
         return Addresses(("memory", 0), ("", 0))

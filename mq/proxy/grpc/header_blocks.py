@@ -91,7 +91,7 @@ class HeaderDecoder:
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """An integer whose first bits are in the byte at ``at``, and where the next item begins."""
+    """Parse an integer that starts in the byte at ``at``. Returns it, and the position after it."""
     number = block[at] & mask
     at += 1
     if number < mask:

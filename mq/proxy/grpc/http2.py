@@ -83,7 +83,7 @@ class _Stream:
 
     @property
     def lacks_data(self) -> bool:
-        """Whether more or less data has arrived than the client has announced."""
+        """Whether more or less data arrived than the client announced."""
         return self.length is not None and self.length != self.arrived_bytes
 
 
@@ -325,7 +325,7 @@ class Http2:
             del self._streams[stream_id]
 
     def _break(self, stream_id: int, code: ErrorCode, nbytes: int) -> None:
-        """Reset a stream on which the client has broken a rule."""
+        """Reset a stream on which the client broke a rule."""
         self._give_connection(nbytes)
         was_open = stream_id in self._streams
         self.reset(stream_id, code)

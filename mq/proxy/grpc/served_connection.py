@@ -144,7 +144,7 @@ class ServedConnection:
                 await self._write_event.wait()
 
     async def _discard_rest(self) -> None:  # noqa: ASYNC910 - both are checkpoints, also when they fail
-        """Read what the client still sends: a socket that is closed with unread bytes loses its sent bytes."""
+        """Read what the client still sends: closing a socket with unread bytes would lose the sent bytes."""
         try:
             if isinstance(self._stream, ReadAhead):
                 await self._stream.send_eof()
@@ -250,7 +250,7 @@ def _why_cancelled(stream: CallStream) -> tuple[Status, str]:
 
 
 def _refusal_in(error: Exception) -> CallRefused | None:
-    """The only refusal that a method raised, maybe from a task of its own."""
+    """Return the only refusal that a method raised, maybe in one of its tasks."""
     match error:
         case CallRefused():
             return error

@@ -66,7 +66,7 @@ def message_of(
 
 
 def _digest(body: bytes) -> str:
-    """A digest as all clients write it. Of CRC32 they have three forms, and drop messages with another one."""
+    """Return a digest as all clients write it. Of CRC32 they have three forms, and drop messages with another one."""
     return hashlib.md5(body, usedforsecurity=False).hexdigest().upper()
 
 

@@ -101,7 +101,7 @@ def _kind(system: pb.SystemProperties) -> pb.MessageType:
 
 
 def _body(message: pb.Message) -> tuple[bytes, int]:
-    """The body and the flags of its compression. Raises CodedError.
+    """Return the body and the flags of its compression. Raises CodedError.
 
     Clients call zlib's format GZIP, and gzip's; consumers of the older protocol know the former only.
     """

@@ -62,7 +62,7 @@ class LiteSubscriptionTable:
         self._count = 0
 
     def __len__(self) -> int:
-        """The number of lite topics of all clients; each client counts as one more."""
+        """Return the number of lite topics of all clients; each client counts as one more."""
         return self._count
 
     def get(self, client_id: str, group: str, topic: str) -> set[str] | None:
@@ -190,7 +190,7 @@ class LiteSubscribing:
         option: OffsetOption | None,
         seconds: float,
     ) -> None:
-        """Tell all broker groups. Raises CodedError, ClientError: the refusal of one, if there is one."""
+        """Send a change to all broker groups. Raises CodedError or ClientError if any refuses it."""
         entry = _entry(caller, group, topic, action, lites, option)
         errors: list[CodedError | ClientError] = []
 

@@ -42,7 +42,7 @@ Question = GetConsumerRunningInfo | ConsumeMessageDirectly
 
 
 class _NoAnswer(Exception):
-    """The client does not say."""
+    """The client did not answer; the message says why."""
 
 
 class MemberQuestions:

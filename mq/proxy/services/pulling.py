@@ -32,7 +32,7 @@ _ENDS: Final = {pb.BEGINNING: RequestCode.GET_MIN_OFFSET, pb.END: RequestCode.GE
 
 
 class _Queue:
-    """A queue in a request. Raises CodedError."""
+    """Parses the queue of a request. Raises CodedError."""
 
     def __init__(self, queue: pb.MessageQueue) -> None:
         self.topic = topic_of(queue.topic)

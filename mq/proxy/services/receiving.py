@@ -56,7 +56,7 @@ Log = structlog.stdlib.BoundLogger
 
 
 class _Receive:
-    """A checked request."""
+    """A validated ReceiveMessage request."""
 
     def __init__(self, request: pb.ReceiveMessageRequest, caller: Caller, settings: pb.Settings | None) -> None:
         self.group = group_of(request.group)
@@ -76,7 +76,7 @@ class _Receive:
         self.lite = False
 
     def matches(self, message: PoppedMessage[Any]) -> bool:
-        """Whether the filter lets it through. Brokers compare hash codes of tags, and clients compare nothing."""
+        """Return whether a message matches the filter: brokers compare only hash codes of tags, clients nothing."""
         return self.subscription is None or self.subscription.matches_tag(message.tags)
 
     def find_lite(self, topic: TopicConfig, group: SubscriptionGroupConfig | None) -> None:
@@ -95,7 +95,7 @@ class _Receive:
 
 
 def _subscription(topic: str, expression: str) -> Subscription:
-    """The tags of a subscription. Raises CodedError."""
+    """Return the tags of a subscription. Raises CodedError."""
     try:
         return parse_tags(topic, expression)
     except SubscriptionError as error:
@@ -139,7 +139,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 class _Delivery:
-    """A pop for a call: its messages are sent to the call, or given back to the broker if the call is over."""
+    """A pop for a call. Its messages are sent to the call, or returned to the broker if the call is over."""
 
     def __init__(self) -> None:
         self.messages: list[PoppedMessage[Any]] = []
@@ -377,7 +377,7 @@ class Receiving:
         )
 
     def _start_giving_back(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
-        """Give messages that did not reach the client back to the brokers, in the background."""
+        """Return messages that did not reach the client to the brokers, in the background."""
         if messages:
             self._giving_back += 1
             self._nursery.start_soon(self._give_back, receive, messages)
@@ -408,7 +408,7 @@ class Receiving:
             self._log.info("message_not_passed_over", group=receive.group, topic=receive.topic, reason=str(error))
 
     async def _bury(self, receive: _Receive, message: PoppedMessage[Any]) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
-        """Make a dead letter of a message that has failed too often."""
+        """Make a message that has failed too often a dead letter."""
         handle = receive.handle_of(message)
         try:
             await self._pops.bury(receive.group, receive.topic, handle, message.message_id, receive.caller.extra)

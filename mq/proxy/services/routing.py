@@ -38,7 +38,7 @@ class Routing:
 
 
 def _parse_endpoints(endpoints: pb.Endpoints) -> pb.Endpoints:
-    """Check the request. Raises CodedError."""
+    """Check and return the endpoints of a request. Raises CodedError."""
     if not endpoints.addresses:
         raise CodedError(pb.ILLEGAL_ACCESS_POINT, "the request does not say to which endpoints the client connects")
     return endpoints

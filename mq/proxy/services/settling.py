@@ -38,7 +38,7 @@ class PoppedMessages:
         self._wall_clock_ms = wall_clock_ms
 
     async def _receipt(self, topic: str, handle: Handle) -> Receipt:
-        """The receipt of a message. Raises CodedError if the topic has no such broker, ClientError."""
+        """Return the receipt of a message. Raises CodedError if the topic has no such broker, ClientError."""
         receipt = handle.receipt
         if receipt.broker not in (await self._brokers.topic(topic)).route.brokers:
             raise CodedError(pb.INVALID_RECEIPT_HANDLE, f"the topic {topic} has no broker {receipt.broker[:64]!r}")
@@ -199,5 +199,5 @@ class Settling:
 
 
 def _stored_topic(group: str, topic: str, handle: Handle) -> str:
-    """The topic in which a popped message is stored."""
+    """Return the topic in which a popped message is stored."""
     return topic if handle.receipt.mark == NORMAL else pop_retry_topic(group, topic)

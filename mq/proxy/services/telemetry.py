@@ -113,7 +113,7 @@ class Telemetry:
                 stream.on_response(nonce, command)
 
     async def _settings(self, stream: TelemetryStream, own: pb.Settings, caller: Caller) -> pb.TelemetryCommand:
-        """The answer to the settings of a client."""
+        """Return the answer to the settings of a client."""
         await trio.lowlevel.checkpoint()
         try:
             if own.HasField("subscription"):
@@ -155,7 +155,7 @@ class Telemetry:
             self._brokers.announce_clients()
 
     async def _consumes(self, stream: TelemetryStream, settings: pb.Settings, caller: Caller) -> None:
-        """Note the group of a consumer, so that brokers show it as a member. So its user must have the permissions."""
+        """Record the group of a consumer, which brokers then show as a member. Its user must have the permissions."""
         await trio.lowlevel.checkpoint()
         try:
             member = member_of(settings, caller)
@@ -168,7 +168,7 @@ class Telemetry:
             self._announce_soon()
 
     def _announce_soon(self) -> None:
-        """Tell brokers the changes of a second together, since a heartbeat names all clients."""
+        """Announce the changes of a second to the brokers together, because a heartbeat contains all clients."""
         if not self._announces:
             self._announces = True
             self._nursery.start_soon(self._announce)
