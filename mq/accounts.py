@@ -38,7 +38,7 @@ Log = structlog.stdlib.BoundLogger
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One account. ``permissions`` are by topic; the retry topic of a consumer group stands for the group."""
+    """One account. ``permissions`` are by topic; those of a consumer group are under its retry topic."""
 
     access_key: str
     signer: Signer = field(repr=False)

@@ -100,7 +100,7 @@ def demo(
 
 
 def next_steps(directory: Path, key: int) -> str:
-    """Say how to look at the data of a demonstration, where a message has the key ``key``, or how to remove it."""
+    """Say how to examine the data of a demonstration, where a message has the key ``key``, and how to remove it."""
     program = "raftmq" if shutil.which("raftmq") is not None else f"{shlex.quote(sys.executable)} -m mq.cli"
     place = shlex.quote(str(directory))
     return (

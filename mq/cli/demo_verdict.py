@@ -110,7 +110,7 @@ class History:
         return sum(number not in self.consumed for number in self.acknowledgements)
 
     def verdict(self) -> DemoVerdict:
-        """Evaluate the recorded events."""
+        """Check the recorded events against the promises, and return the verdict."""
         lost_numbers = [number for number in self.acknowledgements if number not in self.consumed]
         for number in lost_numbers[:_EXAMPLES_MAX]:
             self._add_example(f"message {number} was acknowledged and never consumed")

@@ -178,7 +178,7 @@ def dispatch(
     as_json: Json = False,
     namesrv: Namesrv = NAMESRV,
 ) -> None:
-    """Make brokers look for messages now. They look in all lite topics to which the clients of a group subscribe.
+    """Make brokers serve waiting pops now. They search all lite topics to which the clients of a group subscribe.
 
     Brokers also do so every 15 s: use it only for a client that gets no messages although some are waiting.
     """

@@ -35,7 +35,7 @@ class Records:
         self._records: deque[Record] = deque(maxlen=RECORDS_MAX)
 
     def add(self, record: Record) -> None:
-        """Record a change, also one that failed."""
+        """Record a change that was made or that failed."""
         record = replace(record, target=_short(record.target), outcome=_short(record.outcome))
         self._records.appendleft(record)
         self._log.info(

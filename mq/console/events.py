@@ -23,7 +23,7 @@ COUNTED: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event: its time on the event loop's clock, its subject, and a text. ``is_bad``: somebody should look at it."""
+    """An event: its time on the event loop's clock, its subject, and a text. ``is_bad``: it needs attention."""
 
     at: float
     subject: str

@@ -36,7 +36,7 @@ class History:
         self._errors: dict[str, tuple[float, dict[str, int]]] = {}
 
     def add(self, groups: Sequence[GroupStatus], now: float) -> None:
-        """Add the present rates. A group that no longer exists is forgotten after an hour."""
+        """Add the present rates. Deletes the points of a group that has not existed for an hour."""
         for group in groups[:GROUPS_MAX]:
             points = self._points.setdefault(group.group, deque(maxlen=int(SECONDS / EVERY_SECONDS)))
             points.append(Rates(now, *rates_of(group), self._error_rate(group, now)))

@@ -33,7 +33,7 @@ class LagHistory:
         self._times: deque[float] = deque(maxlen=int(SECONDS / EVERY_SECONDS))
 
     def add(self, progress: Mapping[str, Mapping[MessageQueue, GroupProgress]], now: float) -> None:
-        """Add the present lags. A group that no longer exists is forgotten."""
+        """Add the present lags. Deletes the points of a group that no longer exists."""
         self._times.append(now)
         for group in self._points.keys() - progress.keys():
             del self._points[group]

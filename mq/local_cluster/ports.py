@@ -32,7 +32,7 @@ class Ports:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every port."""
+        """The ports of all servers."""
         return (self.namesrv, *self.clients, *self.replication)
 
     @classmethod

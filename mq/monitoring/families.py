@@ -59,7 +59,7 @@ _Texts = dict[tuple[str, ...], dict[tuple[str, ...], str]]
 
 
 class LabelTexts:
-    """Caches the rendered labels of the last scrape, because most series come again in the next one.
+    """Caches the rendered labels of the last scrape, because the next scrape has most of the series, too.
 
     Families with the same labels share them. Nothing is kept of series that the last scrape did not have.
     """

@@ -63,7 +63,7 @@ class BulkStatus(IntEnum):
 
 
 class BulkResponse(NamedTuple):
-    """The response to a bulk read.
+    """The response to a bulk read: records, or the reason why there are none.
 
     Attributes:
         offsets: by queue id. RECORDS: where to continue, for each queue that was examined. BEHIND: the end of the queue

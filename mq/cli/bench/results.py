@@ -24,7 +24,7 @@ class Latencies:
 
     @property
     def count(self) -> int:
-        """The number of messages."""
+        """The number of messages whose latency was added."""
         return int(self.histogram.get_total_count())
 
     def as_milliseconds(self) -> dict[str, float]:

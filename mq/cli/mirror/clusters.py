@@ -33,7 +33,7 @@ _SUSPEND, _SUBSCRIPTION = 2, 4
 
 
 class PullResult(NamedTuple):
-    """The response to a pull.
+    """The response to a pull: messages, and the offsets of the queue.
 
     ``next_offset`` is where to continue; ``begin`` and ``end`` are the queue's. ``moved`` says that the offset
     asked for is not between them.

@@ -90,7 +90,7 @@ def mirror(
     source_keys: SourceKeys = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Copy topics, consumer groups and messages of another cluster, and go on copying until ctrl-C.
+    """Copy topics, consumer groups and messages of another cluster. It continues to copy until ctrl-C.
 
     Each message is stored exactly once, however often the command is stopped, killed and started again: start it with
     the same --state. The order in each queue is kept. Exit code 1 if a queue cannot go on, a topic cannot be taken up,
@@ -315,7 +315,7 @@ def refusals(path: Path) -> Callable[[MirroredQueue, StoredMessage, str], None]:
 
 
 class Display:
-    """Shows the progress of the mirror: on a terminal in one line that is overwritten, else in a line now and then."""
+    """Shows the progress of the mirror: on a terminal in one line, which is overwritten, else in repeated lines."""
 
     def __init__(self, *, as_json: bool) -> None:
         self._as_json = as_json

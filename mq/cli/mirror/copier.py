@@ -137,7 +137,7 @@ class Copier:
             save(self._path, self._state)
 
     def on_state_change(self) -> None:
-        """Remember to save the state, which another task changed."""
+        """Have the state saved, because another task changed it."""
         self._dirty = True
 
     async def save_forever(self) -> None:

@@ -12,7 +12,7 @@ from mq.inspection.formatting import time_of
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """A recorded change as text."""
+    """A row of the list of recorded changes."""
 
     at: str
     user: str
@@ -39,7 +39,7 @@ def record_rows(records: Sequence[Record]) -> list[RecordRow]:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """An event as text."""
+    """A row of the list of events."""
 
     at: str
     subject: str

@@ -57,7 +57,7 @@ class LagRow:
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A member of a consumer group."""
+    """A row of the list of a consumer group's members."""
 
     client_id: str
     address: str
@@ -71,7 +71,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class RemovedMemberRow:
-    """A removed member of a consumer group."""
+    """A row of the list of clients that were removed from a consumer group."""
 
     client_id: str
     words: str

@@ -48,7 +48,7 @@ class Body:
 
 @dataclass(frozen=True, slots=True)
 class MessageRow:
-    """A message in a list."""
+    """A row of a list of messages."""
 
     stored: str
     place: str

@@ -52,7 +52,7 @@ class PendingView:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleRow:
-    """A schedule."""
+    """A row of the list of schedules."""
 
     name: str
     broker: str

@@ -45,7 +45,7 @@ def names_of_kind(names: Sequence[str], kind: str, own: Collection[str]) -> list
 
 @dataclass(frozen=True, slots=True)
 class TopicRow:
-    """A topic in the list."""
+    """A row of the list of topics."""
 
     name: str
     kind: str
@@ -95,7 +95,7 @@ def type_of(config: TopicConfig) -> str:
 
 @dataclass(frozen=True, slots=True)
 class QueueRow:
-    """A queue of a topic."""
+    """A row of the list of a topic's queues."""
 
     broker: str
     queue: int
@@ -110,7 +110,7 @@ class QueueRow:
 
 @dataclass(frozen=True, slots=True)
 class SenderRow:
-    """A client that sent some of the newest messages of a topic."""
+    """A row of the list of clients that sent the newest messages of a topic."""
 
     client: str
     address: str
@@ -123,7 +123,7 @@ class SenderRow:
 
 @dataclass(frozen=True, slots=True)
 class ReaderRow:
-    """A consumer group that reads a topic."""
+    """A row of the list of consumer groups that read a topic."""
 
     group: str
     behind: str

@@ -97,7 +97,7 @@ def timer_slot(due_ms: int) -> int:
 
 
 def timer_turn_ms(store_timestamp_ms: int, due_ms: int) -> int:
-    """The time at which the broker next looks at a delayed message, within a day of ``store_timestamp_ms``.
+    """Return when the broker next processes a delayed message, within a day of ``store_timestamp_ms``; epoch ms.
 
     It is the due time, or a whole number of days before, so the slot stays the same.
     """

@@ -205,7 +205,7 @@ class GetLiteTopicInfo(Request, tag=int(Code.GET_LITE_TOPIC_INFO)):
 
 
 class LiteSubscriber(Body, rename=wire()):
-    """A client that subscribes to a lite topic; ``*`` stands for all clients of a group that reads every one."""
+    """A client that subscribes to a lite topic. ``*`` means all clients of a group that reads all lite topics."""
 
     client_id: str
     group: str

@@ -178,7 +178,7 @@ class AckRow(
 
     @property
     def bits(self) -> int:
-        """The acknowledged messages: bit ``i`` stands for the message at ``start + i``. Raises ReceiptError."""
+        """The acknowledged messages as a bit set: bit ``i`` is the message at ``start + i``. Raises ReceiptError."""
         return decode_bits(self.encoded_bits)
 
 

@@ -47,7 +47,7 @@ class StageTransactionExt(Ext):
 
 
 class StageTransaction(Request, tag=int(Code.STAGE_TRANSACTION)):
-    """Request code 9011, our own: store the messages and offsets in the body as one half message, for 37 to end."""
+    """Request code 9011, our own: store the body's messages and offsets as one half message, which 37 ends."""
 
     ext: StageTransactionExt = msgspec.field(name="extFields")
 
