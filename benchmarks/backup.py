@@ -100,8 +100,8 @@ async def measure_backup(args: Arguments, directory: Path, note: Note) -> None:
             for figure in load.figures():
                 note(figure)
             disk = shutil.disk_usage(directory)
-            used = 100 * (1 - disk.free / (disk.used + disk.free))
-            note(Figure("producers", "of the disk in use at the end", used, "%", DISK_FULL_PERCENT, is_limit=True))
+            used_part = 100 * (1 - disk.free / (disk.used + disk.free))
+            note(Figure("producers", "of the disk in use at the end", used_part, "%", DISK_FULL_PERCENT, is_limit=True))
             if load.moves or load.failed:
                 print(f"bench: sends failed, or the leader changed{kept_logs(directory)}", file=sys.stderr)
 
@@ -206,11 +206,11 @@ class BackupProcess:
                 self._process = await trio.lowlevel.open_process(self._command, stdout=output, cwd=ROOT)
         elif self.is_running:
             self._process.send_signal(signal.SIGCONT)
-        begin, used = trio.current_time(), cpu_seconds(self._process.pid)
+        begin, cpu = trio.current_time(), cpu_seconds(self._process.pid)
         with trio.move_on_after(seconds):
             while self.is_running:
                 await trio.sleep(POLL_SECONDS)
-                self.cpu += max(0.0, -used + (used := cpu_seconds(self._process.pid)))
+                self.cpu += max(0.0, -cpu + (cpu := cpu_seconds(self._process.pid)))
         self.seconds += trio.current_time() - begin
         if self.is_running:
             self._process.send_signal(signal.SIGSTOP)
@@ -286,15 +286,15 @@ class LoadWithBackup:
         assert backup is not None, "a round before the backup"
         meters = cpu_meters([cluster.pid(node) for node in sorted(cluster.node_ids, key=lambda node: node != leader)])
         job = _job(cluster, leader, BODY_BYTES, IN_FLIGHT, self._window_seconds, WINDOWS, self._connect_seconds)
-        reports, used, work_flags = list[Report](), list[list[float]](), list[bool | None]()
+        reports, cpu, work_flags = list[Report](), list[list[float]](), list[bool | None]()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_follow, job, backup, without, work_flags)
-            reports, used = await drive([PacedJob(job, self._rate, survives=True)], meters, "benchmarks.load.open_loop")
+            reports, cpu = await drive([PacedJob(job, self._rate, survives=True)], meters, "benchmarks.load.open_loop")
         cluster.check()
         for report in reports:
             self.failed += report.failed
             self.refusals.update(report.refusals)
-        windows = windows_of(reports, used, job.window_seconds)
+        windows = windows_of(reports, cpu, job.window_seconds)
         self.off += [window for window, has_worked in zip(windows, work_flags, strict=True) if has_worked is None]
         self.on += [window for window, has_worked in zip(windows, work_flags, strict=True) if has_worked]
 

@@ -114,7 +114,7 @@ async def _measure(
             nursery.start_soon(_come_later, args.warmup, beside)
         reports.append(await run_paced_client(job))
         nursery.cancel_scope.cancel()
-    used = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
+    cpu_share = (cpu_seconds(pid) - cpu) / (trio.current_time() - begin)
     cluster.check()
     async with Admin(cluster.namesrv) as admin:
         await watch.sample(admin)
@@ -129,7 +129,7 @@ async def _measure(
     note(Figure(case, "not acknowledged, or not delivered", report.failed + report.missing, "", 0))
     note(Figure(case, "leader changes", watch.changes, "", 0))
     note(Figure(case, "longest delay at the leader", watch.delay_ms, "ms"))
-    note(Figure(case, "CPU of the leader", 100 * used, "% of one"))
+    note(Figure(case, "CPU of the leader", 100 * cpu_share, "% of one"))
     note(Figure(case, "load average before", load, ""))
 
 

@@ -51,7 +51,7 @@ class Walk:
 
     hops: list[tuple[int, str, str]] = field(default_factory=list)
 
-    def note(self, frame: FrameType, event: str, argument: object) -> None:
+    def on_call(self, frame: FrameType, event: str, argument: object) -> None:
         """Record a call of one of our functions. It is a profile function, see `sys.setprofile`."""
         code = frame.f_code
         if event != "call" or not _is_ours(code):
@@ -102,7 +102,7 @@ async def walks(directory: Path, clock: MockClock) -> dict[int, Walk]:
             sends = [send_frame(slot, BODY_BYTES, 0) for slot in range(1, count + 1)]
             for attempt in range(WARM_UP + ATTEMPTS):
                 walk = Walk()
-                with _profile(walk.note):
+                with _profile(walk.on_call):
                     codes = await ask(stream, sends)
                 assert set(codes) == {b"0"}, f"sends were answered with {codes}"
                 if attempt >= WARM_UP and (count not in shortest or len(walk.hops) < len(shortest[count].hops)):

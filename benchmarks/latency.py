@@ -65,7 +65,7 @@ async def ping(job: LatencyJob) -> LatencyReport:
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first")
 
     @consumer.on(job.topic)
-    async def note(message: ReceivedMessage) -> None:
+    async def on_message(message: ReceivedMessage) -> None:
         arrivals[message.keys[0]] = time.monotonic()
         news.set()
 
@@ -105,12 +105,12 @@ async def measure_latency(args: Arguments, directory: Path, note: Note) -> None:
         job = LatencyJob(cluster.namesrv, TOPIC, 1024, int(messages * _WARM_UP_SHARE), messages)
         report = await run_generator("benchmarks.latency", job, LatencyReport)
         cluster.check()
-    delivered, acknowledged = report.delivered, report.acknowledged
-    note(Figure("latency", "send to callback, p50", 1e3 * share_of(delivered, 0.5), "ms", 5))
-    note(Figure("latency", "send to callback, p99", 1e3 * share_of(delivered, 0.99), "ms", 20))
-    note(Figure("latency", "send to callback, longest", 1e3 * max(delivered), "ms"))
-    note(Figure("latency", "send to acknowledgement, p50", 1e3 * share_of(acknowledged, 0.5), "ms"))
-    note(Figure("latency", "send to acknowledgement, p99", 1e3 * share_of(acknowledged, 0.99), "ms"))
+    delivery_seconds, ack_seconds = report.delivered, report.acknowledged
+    note(Figure("latency", "send to callback, p50", 1e3 * share_of(delivery_seconds, 0.5), "ms", 5))
+    note(Figure("latency", "send to callback, p99", 1e3 * share_of(delivery_seconds, 0.99), "ms", 20))
+    note(Figure("latency", "send to callback, longest", 1e3 * max(delivery_seconds), "ms"))
+    note(Figure("latency", "send to acknowledgement, p50", 1e3 * share_of(ack_seconds, 0.5), "ms"))
+    note(Figure("latency", "send to acknowledgement, p99", 1e3 * share_of(ack_seconds, 0.99), "ms"))
 
 
 if __name__ == "__main__":

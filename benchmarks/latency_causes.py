@@ -36,9 +36,9 @@ def core_meters(pids: Sequence[int]) -> list[Meter]:
     return [machine_cpu_seconds, index_seconds, partial(wait_seconds, pids[0])]
 
 
-def core_figures(used: Sequence[Sequence[float]], seconds: float) -> list[Figure]:
+def core_figures(counts: Sequence[Sequence[float]], seconds: float) -> list[Figure]:
     """Compute figures from the counts of `core_meters` in windows of ``seconds``. Pure."""
-    cores, index, waits = (max(0.0, statistics.mean(column) / seconds) for column in zip(*used, strict=True))
+    cores, index, waits = (max(0.0, statistics.mean(column) / seconds) for column in zip(*counts, strict=True))
     return [
         Figure(CASE, f"cores in use, of {os.cpu_count()}", cores, ""),
         Figure(CASE, "cores that the processes used that index keys", index, ""),
@@ -79,7 +79,7 @@ async def writes_of(cluster: DevCluster, node_id: str) -> Writes:
 def bound_of(below: Sequence[float], share: float) -> float:
     """Return the smallest of `BOUNDS`, in seconds, that ``share`` of the writes do not exceed; infinity if none."""
     target = share * below[-1]
-    return next((bound for bound, count in zip(BOUNDS, below, strict=False) if count >= target), math.inf)
+    return next((each for each, count in zip(BOUNDS, below, strict=False) if count >= target), math.inf)
 
 
 async def measure_writes(writes: Sequence[Writes], directory: Path, note: Note) -> None:

@@ -63,7 +63,7 @@ async def watch(job: LatenessJob) -> LatenessReport:
     consumer = PushConsumer(job.namesrv, "bench_consumers", consume_from="first", ordered=False)
 
     @consumer.on(job.topic)
-    async def note(message: ReceivedMessage) -> None:
+    async def on_message(message: ReceivedMessage) -> None:
         now = time.monotonic()
         if message.body in bodies:
             report.repeated += 1

@@ -59,8 +59,8 @@ async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
             windows=args.windows,
             first_slot=1,
         )
-        reports, used = await drive(share_out(job), cpu_meters(pids))
-        maximum = statistics.median(each.messages_per_second for each in windows_of(reports, used, args.seconds))
+        reports, cpu = await drive(share_out(job), cpu_meters(pids))
+        maximum = statistics.median(each.messages_per_second for each in windows_of(reports, cpu, args.seconds))
         if not maximum:
             raise ServersFailed("paced: no message was acknowledged in half of the windows")
         before = [await writes_of(cluster, node) for node in cluster.node_ids]
@@ -71,7 +71,7 @@ async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
             window_seconds=PACED_SECONDS_PER_WINDOW * args.seconds,
         )
         jobs = [PacedJob(each, maximum / 2 * each.connections / CONNECTIONS) for each in share_out(paced_job)]
-        reports, used = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.load.open_loop")
+        reports, cpu = await drive(jobs, [*cpu_meters(pids), *core_meters(pids)], "benchmarks.load.open_loop")
         writes = [
             (await writes_of(cluster, node)).since(start) for node, start in zip(cluster.node_ids, before, strict=True)
         ]
@@ -79,9 +79,9 @@ async def measure_paced(args: Arguments, directory: Path, note: Note) -> None:
         if await cluster.leader() != leader:
             raise ServersFailed("paced: the leader changed meanwhile; is this machine too busy?")
     seconds = paced_job.window_seconds
-    for figure in figures_of(maximum, reports, windows_of(reports, [each[: len(pids)] for each in used], seconds)):
+    for figure in figures_of(maximum, reports, windows_of(reports, [each[: len(pids)] for each in cpu], seconds)):
         note(figure)
-    for figure in core_figures([each[len(pids) :] for each in used], seconds):
+    for figure in core_figures([each[len(pids) :] for each in cpu], seconds):
         note(figure)
     await measure_writes(writes, directory, note)
 

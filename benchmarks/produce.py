@@ -113,14 +113,14 @@ async def run_load(
 def windows_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], seconds: float) -> tuple[Window, ...]:
     """Combine the workers' counts and the servers' CPU use (leader first) by window. Pure."""
     windows = []
-    for number, used in enumerate(cpu):
+    for number, seconds_by_process in enumerate(cpu):
         messages = sum(report.messages[number] for report in reports)
         counts: dict[int, int] = {}
         for report in reports:
             for bucket, count in report.latencies[number].items():
                 counts[bucket] = counts.get(bucket, 0) + count
         per_message = 1e6 / max(messages, 1)
-        leader, *followers = used or [0.0]
+        leader, *followers = seconds_by_process or [0.0]
         windows.append(
             Window(
                 messages_per_second=messages / seconds,

@@ -70,9 +70,9 @@ async def _measure(case: str, in_flight: int, batch: int, args: Arguments, direc
                 first_slot=1,
                 batch=batch,
             )
-            reports, used = await drive(share_out(job), _meters(pids))
+            reports, cpu_readings = await drive(share_out(job), _meters(pids))
             cluster.check()
-            windows += windows_of(reports, used, seconds)
+            windows += windows_of(reports, cpu_readings, seconds)
             stored_bytes += BODY_BYTES * sum(sum(report.messages) for report in reports)
             memory.append(rss_bytes(pids[0]) / 2**20)
         if await cluster.leader() != leader:
@@ -91,25 +91,25 @@ async def _measure(case: str, in_flight: int, batch: int, args: Arguments, direc
 def _meters(pids: Sequence[int]) -> list[Meter]:
     """Meters of the CPU time of each replica itself, then of each one's children."""
 
-    def of_children(pid: int) -> float:
+    def children_seconds(pid: int) -> float:
         return cpu_seconds(pid) - own_cpu_seconds(pid)
 
-    return [*(partial(own_cpu_seconds, pid) for pid in pids), *(partial(of_children, pid) for pid in pids)]
+    return [*(partial(own_cpu_seconds, pid) for pid in pids), *(partial(children_seconds, pid) for pid in pids)]
 
 
 async def _wait_idle(pids: Sequence[int], idle_core: float) -> tuple[float, float]:
     """Wait until the replicas are idle after the load; returns the seconds, and their CPU seconds meanwhile."""
 
-    def used() -> float:
+    def cpu_of_group() -> float:
         return sum(map(cpu_seconds, pids))
 
-    began, first = trio.current_time(), used()
+    began, first = trio.current_time(), cpu_of_group()
     while trio.current_time() < began + IDLE_SECONDS_MAX:
-        before = used()
+        before = cpu_of_group()
         await trio.sleep(WINDOW_SECONDS)
-        if used() - before < idle_core * WINDOW_SECONDS:
+        if cpu_of_group() - before < idle_core * WINDOW_SECONDS:
             return trio.current_time() - WINDOW_SECONDS - began, before - first
-    return IDLE_SECONDS_MAX, used() - first
+    return IDLE_SECONDS_MAX, cpu_of_group() - first
 
 
 def figures_of(case: str, windows: Sequence[Window], seconds: float) -> list[Figure]:

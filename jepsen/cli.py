@@ -139,7 +139,7 @@ def _plan(
     nemeses: tuple[str, ...],
     seconds: float,
     seed: int | None,
-    chosen: str,
+    backend_name: str,
     planted_bug: str,
     *,
     scenario: str = "",
@@ -147,16 +147,16 @@ def _plan(
     security: str = "",
 ) -> Plan:
     """Make a plan that can be executed here. Raises CannotRun."""
-    if (reason := why_not(chosen)) is not None:
-        raise CannotRun(f"the back end {chosen} cannot be used: {reason}; --backend local needs neither")
+    if (reason := why_not(backend_name)) is not None:
+        raise CannotRun(f"the back end {backend_name} cannot be used: {reason}; --backend local needs neither")
     for kind in nemeses:
-        if (reason := why_no_fault(kind, chosen)) is not None:
+        if (reason := why_no_fault(kind, backend_name)) is not None:
             raise CannotRun(f"the fault {kind} is not available here: {reason}")
-    if (reason := why_not_together(workload, nemeses, chosen)) is not None:
+    if (reason := why_not_together(workload, nemeses, backend_name)) is not None:
         raise CannotRun(reason)
     if security:
         _check("kind of security", security, SECURITY)
-        reason = "containers do not get its files" if chosen == "docker" else why_not_secured(security)
+        reason = "containers do not get its files" if backend_name == "docker" else why_not_secured(security)
         if reason is not None:
             raise CannotRun(f"{security} is not available here: {reason}")
     if planted_bug:
@@ -165,7 +165,7 @@ def _plan(
             raise typer.Exit(_run_in_copy(planted_bug))
     seed_ = random.randrange(1_000_000) if seed is None else seed
     name = _check("workload", workload, WORKLOADS)
-    return Plan(name, nemeses, seconds, seed_, chosen, planted_bug, scenario, quick, security)
+    return Plan(name, nemeses, seconds, seed_, backend_name, planted_bug, scenario, quick, security)
 
 
 def _run_in_copy(planted_bug: str) -> int:

@@ -309,7 +309,7 @@ async def _watch(cluster: Cluster, recorder: Recorder, memory: Counter[str], pat
         for node in cluster.nodes:
             memory[node] = max(memory[node], cluster.memory_bytes(node))
         for node, table in (await cluster.all_figures()).items():
-            paths.note(node, table)
+            paths.update(node, table)
             if (skew := skews.news(node, table, time.time_ns() / 1e9)) is not None:
                 recorder.note("skew", n=node, v=skew)
             role = (table["raftmq.role"], table["raftmq.term"])

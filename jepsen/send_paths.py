@@ -18,7 +18,7 @@ class SendPathCounts:
         self._of_lives_before = dict.fromkeys(_FIGURES, 0)
         self._latest: dict[str, dict[str, int]] = {}
 
-    def note(self, node: str, figures: Mapping[str, str]) -> None:
+    def update(self, node: str, figures: Mapping[str, str]) -> None:
         """Record the present counts of a broker."""
         now = {name: int(figures.get(figure, 0)) for name, figure in _FIGURES.items()}
         before = self._latest.get(node)

@@ -83,15 +83,15 @@ def write_registers(path: Path, operations: int, rng: random.Random) -> None:
             key, value_written = f"topic-{number}", 0
             state: int | None = None
             for _ in range(REGISTER_OPERATIONS_EACH // 5):
-                started = []
+                writes = []
                 for process in range(5):
                     value_written += 1
                     name, value = ("write", value_written) if rng.random() < 0.5 else ("get", None)
                     recorder.add(process, "invoke", name, k=key, v=value)
-                    started.append((process, name, value))
-                rng.shuffle(started)  # they take effect in this order, and are answered in another
+                    writes.append((process, name, value))
+                rng.shuffle(writes)  # they take effect in this order, and are answered in another
                 answers = []
-                for process, name, value in started:
+                for process, name, value in writes:
                     state = value if value is not None else state
                     answers.append((process, name, state))
                 for process, name, value in rng.sample(answers, len(answers)):

@@ -116,11 +116,11 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
         rates = {count: await trio.to_thread.run_sync(ranges, count) for count in (1, DEFAULT.archive.read_threads)}
         queues = await queues_of(cluster, TOPIC, 0.9)
         address, pid = (HOST, cluster.port("n0")), cluster.pid("n0")
-        begin, used = time.perf_counter(), cpu_seconds(pid)
+        begin, cpu = time.perf_counter(), cpu_seconds(pid)
         before = len(storage.answered_requests())
         total = sum(await trio.to_thread.run_sync(partial(_read_all, address, queues)))
         seconds = time.perf_counter() - begin
-        used = cpu_seconds(pid) - used
+        cpu = cpu_seconds(pid) - cpu
         requests = len(storage.answered_requests()) - before
     rate = total / 1e6 / seconds
     at_once = DEFAULT.archive.read_threads
@@ -131,7 +131,7 @@ async def measure_cold(args: Arguments, directory: Path, note: Note) -> None:
     share = 100 * rate / rates[1]
     note(Figure("cold", "share of ranges one after the other", share, "%", COLD_SHARE_PERCENT, is_limit=False))
     note(Figure("cold", f"share of ranges {at_once} at a time", 100 * rate / rates[at_once], "%"))
-    note(Figure("cold", "CPU of the broker", 1e9 * used / max(total, 1), "s/GB"))
+    note(Figure("cold", "CPU of the broker", 1e9 * cpu / max(total, 1), "s/GB"))
     note(Figure("cold", "requests to the store", requests, ""))
 
 

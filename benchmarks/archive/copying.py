@@ -83,11 +83,11 @@ class ArchiverProcess:
 
     async def work(self, seconds: float) -> bool:
         self._signal(signal.SIGCONT)
-        begin, used, size_before = trio.current_time(), cpu_seconds(self._pid), size_of(self._objects)
+        begin, cpu, size_before = trio.current_time(), cpu_seconds(self._pid), size_of(self._objects)
         with trio.move_on_after(seconds):
             while self._is_running:
                 await trio.sleep(POLL_SECONDS)
-                self.cpu += max(0.0, -used + (used := cpu_seconds(self._pid)))
+                self.cpu += max(0.0, -cpu + (cpu := cpu_seconds(self._pid)))
         self._signal(signal.SIGSTOP)
         self.seconds += trio.current_time() - begin
         self.nbytes += size_of(self._objects) - size_before

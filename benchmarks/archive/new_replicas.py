@@ -61,9 +61,9 @@ async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
         before = await trio.to_thread.run_sync(disk_rates, directory / "probe-before", probe)
         command = [sys.executable, "-m", "mq.cli", "restore", URL, f"r0={directory / 'restored'}"]
         command += ["--peers", "r0@127.0.0.1:10931", "--endpoint-url", storage.url]
-        begin, used = time.monotonic(), _cpu_of_children()
+        begin, cpu_begin = time.monotonic(), _cpu_of_children()
         await trio.run_process(command, cwd=ROOT, capture_stdout=True)
-        seconds, cpu = time.monotonic() - begin, _cpu_of_children() - used
+        seconds, cpu = time.monotonic() - begin, _cpu_of_children() - cpu_begin
         ranges = partial(range_rate, storage.url, storage.files("broker-a/log"), RANGES_AT_ONCE)
         read_rate = await trio.to_thread.run_sync(ranges)
         after = await trio.to_thread.run_sync(disk_rates, directory / "probe-after", probe)
@@ -83,8 +83,8 @@ async def measure_join(args: Arguments, directory: Path, note: Note) -> None:
 
 def _cpu_of_children() -> float:
     """CPU seconds of the child processes that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 async def _replace_member(cluster: DevCluster, processes: Processes, dead: str, source: str) -> tuple[float, int, int]:

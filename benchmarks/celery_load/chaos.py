@@ -34,9 +34,9 @@ from benchmarks.celery_load.chaos_account import (
     Progress,
     Result,
     account,
-    in_all,
     runs_of,
     sent_of,
+    sum_accounts,
 )
 from benchmarks.celery_load.redis import open_redis, redis_missing
 from benchmarks.celery_load.relay import RELAYED_HOST, Relays, open_relays
@@ -222,7 +222,7 @@ async def play(args: Arguments, directory: Path) -> Result:
 
 def markdown(results: list[Result], *, command: str) -> str:
     """Write the page about one run, or about several consecutive runs."""
-    total = in_all(results)
+    total = sum_accounts(results)
     faults: Counter[str] = Counter()
     for each in results:
         faults.update(each.broken)
@@ -312,7 +312,7 @@ def main() -> None:
         results, command="make bench-celery-chaos" + (f' ARGS="{arguments_text}"' if arguments_text else "")
     )
     print(page)
-    total = in_all(results)
+    total = sum_accounts(results)
     for what in ("lost", "untraced", "early", "unknown"):
         if wrong := getattr(total, what):
             print(f"{what}: {wrong[:8]}", file=sys.stderr)

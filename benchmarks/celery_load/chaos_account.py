@@ -79,7 +79,7 @@ class Result:
     """Before the run; the lowest and the highest one of several runs are in the report."""
 
 
-def in_all(results: list[Result]) -> Account:
+def sum_accounts(results: list[Result]) -> Account:
     """Add the accounts of several runs."""
     total = Account()
     for each in results:

@@ -38,14 +38,14 @@ class _Noting:
     def __enter__(self) -> None:
         eta = self._task.request.eta
         due = "-" if eta is None else dt.datetime.fromisoformat(eta).timestamp()
-        _note(f"began {self._run} {self._task.request.id} {os.getpid()} {time.time()} {due}")
+        _record(f"began {self._run} {self._task.request.id} {os.getpid()} {time.time()} {due}")
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            _note(f"ended {self._run} {time.time()}")
+            _record(f"ended {self._run} {time.time()}")
 
 
-def _note(line: str) -> None:
+def _record(line: str) -> None:
     with open(_NOTES / "notes", "ab", buffering=0) as file:
         file.write(f"{line}\n".encode())
 

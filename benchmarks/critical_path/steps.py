@@ -158,13 +158,13 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
         Step(Lane.LEADER, "receive, check, frame", begin, append_time, True),
         Step(Lane.LEADER, "queue the write", append_time, queue_time, True),
         Step(Lane.LEADER, "build and send to the faster follower", queue_time, to_faster, True),
-        *_write(leader, index, Lane.LEADER_WRITER, queue_time, is_critical=False),
+        *_write_steps(leader, index, Lane.LEADER_WRITER, queue_time, is_critical=False),
     ]
     # A majority of three is the leader and one follower, or both followers.
     for (ack_time, name), (lane, writer) in zip(
         came, ((Lane.FOLLOWER, Lane.FOLLOWER_WRITER), (Lane.OTHER, Lane.OTHER_WRITER)), strict=False
     ):
-        steps += _of_follower(index, followers[name], lane, writer, send_times[name], leader.turn_of(ack_time))
+        steps += _follower_steps(index, followers[name], lane, writer, send_times[name], leader.turn_of(ack_time))
     first = came[0][0]
     turn = leader.turn_of(first)
     steps += [
@@ -179,7 +179,7 @@ def _path(index: int, leader: _Turns, followers: Mapping[str, _Turns]) -> Path:
     return Path(tuple(sorted(relative_steps, key=lambda step: step.begin)), response_time - begin)
 
 
-def _write(replica: _Turns, index: int, lane: Lane, queue_time: float, *, is_critical: bool) -> list[Step]:
+def _write_steps(replica: _Turns, index: int, lane: Lane, queue_time: float, *, is_critical: bool) -> list[Step]:
     begin, end = replica.time_of(Point.WRITE_BEGAN, index), replica.time_of(Point.WRITE_ENDED, index)
     # The writer may begin before the event loop, which has woken it, continues and notes that.
     return [
@@ -188,7 +188,7 @@ def _write(replica: _Turns, index: int, lane: Lane, queue_time: float, *, is_cri
     ]
 
 
-def _of_follower(
+def _follower_steps(
     index: int, replica: _Turns, lane: Lane, writer: Lane, send_time: float, take_time: float
 ) -> list[Step]:
     """The steps from the leader's sending to its turn with the acknowledgement."""
@@ -203,7 +203,7 @@ def _of_follower(
         Step(lane, "wake up with the entries", send_time, turn, is_critical),
         Step(lane, "receive and check the entries", turn, receive_time, is_critical),
         Step(lane, "queue the write", receive_time, queue_time, is_critical),
-        *_write(replica, index, writer, queue_time, is_critical=is_critical),
+        *_write_steps(replica, index, writer, queue_time, is_critical=is_critical),
     ]
     name, answer_time = "the leader wakes up", end_time
     if woke < take_time:

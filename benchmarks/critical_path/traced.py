@@ -35,7 +35,7 @@ _EVENTS_MAX: Final = 2_000_000
 _events: deque[Event] = deque(maxlen=_EVENTS_MAX)
 
 
-def _note(point: Point, index: int = 0, peer: str = "", at: float | None = None) -> None:
+def _record(point: Point, index: int = 0, peer: str = "", at: float | None = None) -> None:
     _events.append(Event(monotonic() if at is None else at, point, index, peer))
 
 
@@ -46,18 +46,18 @@ def _wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[.
 
 def _turn(inner: Callable[..., Any]) -> Callable[..., Any]:
     def turn(self: Reactor, ready: object) -> None:
-        _note(Point.TURN_BEGINS)
+        _record(Point.TURN_BEGINS)
         inner(self, ready)
-        _note(Point.TURN_ENDS)
+        _record(Point.TURN_ENDS)
 
     return turn
 
 
 def _flush(inner: Callable[..., Any]) -> Callable[..., Any]:
     def flush(*arguments: Any) -> None:
-        _note(Point.SENDING)
+        _record(Point.SENDING)
         inner(*arguments)
-        _note(Point.SENT)
+        _record(Point.SENT)
 
     return flush
 
@@ -66,7 +66,7 @@ def _append(inner: Callable[..., Any]) -> Callable[..., Any]:
     def append(self: Replica, *arguments: Any) -> Any:
         index = inner(self, *arguments)
         if isinstance(index, int):
-            _note(Point.APPENDED, index)
+            _record(Point.APPENDED, index)
         return index
 
     return append
@@ -75,7 +75,7 @@ def _append(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _submit(inner: Callable[..., Any]) -> Callable[..., Any]:
     def submit(self: SegmentLog, *arguments: Any, **options: Any) -> None:
         inner(self, *arguments, **options)
-        _note(Point.WRITE_QUEUED, self.last_index)
+        _record(Point.WRITE_QUEUED, self.last_index)
 
     return submit
 
@@ -84,7 +84,7 @@ def _entries_sent(inner: Callable[..., Any]) -> Callable[..., Any]:
     def send(self: Replica, message: Any) -> None:
         inner(self, message)
         if type(message) is AppendReq and message.spans:
-            _note(Point.ENTRIES_SENT, message.spans[-1].last, message.dst)
+            _record(Point.ENTRIES_SENT, message.spans[-1].last, message.dst)
 
     return send
 
@@ -93,10 +93,10 @@ def _receive(inner: Callable[..., Any]) -> Callable[..., Any]:
     def receive(self: Replica, source: str, kind: Kind, payload: memoryview) -> None:
         inner(self, source, kind, payload)
         if kind is Kind.APPEND:
-            _note(Point.ENTRIES_RECEIVED, self.core.last_index, source)
+            _record(Point.ENTRIES_RECEIVED, self.core.last_index, source)
         elif kind is Kind.APPENDED:
             progress = next(peer for peer in self.core.status().peers if peer.peer == source)
-            _note(Point.ACKNOWLEDGEMENT_RECEIVED, progress.match, source)
+            _record(Point.ACKNOWLEDGEMENT_RECEIVED, progress.match, source)
 
     return receive
 
@@ -106,9 +106,9 @@ def _trace_done(inner: Callable[..., Any]) -> Callable[..., Any]:
         queue = _queues[-1]
         inner(self, ticket)
         durable = self._core.durable
-        _note(Point.WRITE_BEGAN, durable, at=queue.began_at)
-        _note(Point.WRITE_ENDED, durable, at=queue.written_at)
-        _note(Point.DURABLE, durable)
+        _record(Point.WRITE_BEGAN, durable, at=queue.began_at)
+        _record(Point.WRITE_ENDED, durable, at=queue.written_at)
+        _record(Point.DURABLE, durable)
 
     return trace
 
@@ -116,7 +116,7 @@ def _trace_done(inner: Callable[..., Any]) -> Callable[..., Any]:
 def _apply(inner: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Replica) -> None:
         inner(self)
-        _note(Point.APPLIED, self.applied_index)
+        _record(Point.APPLIED, self.applied_index)
 
     return apply
 

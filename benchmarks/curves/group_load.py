@@ -153,12 +153,12 @@ async def measure_jobs(
 ) -> PointMeasurement:
     """Run all jobs at once. Raises GeneratorFailed, and ServersFailed if a leader changed meanwhile."""
     before = load_average()
-    reports, used = await drive(jobs, replicas.meters(), generator)
+    reports, cpu_readings = await drive(jobs, replicas.meters(), generator)
     for cluster in clusters:
         cluster.check()
     if (await Replicas.find(clusters)).leaders != replicas.leaders:
         raise ServersFailed(f"{at}: a leader changed meanwhile; is this machine too busy?")
-    windows = windows_of(reports, used, jobs[0].window_seconds)
+    windows = windows_of(reports, cpu_readings, jobs[0].window_seconds)
     if not any(window.messages_per_second for window in windows):
         raise GeneratorFailed(f"{at}: no message was answered while it was measured")
     return PointMeasurement(at, windows, replicas.rss_mib(), before, bool(replicas.followers))

@@ -28,13 +28,13 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
             "| leader RSS MiB | generator, core |",
             "|---|---:|---:|---:|---:|---:|---:|---:|",
             *(_row(sample) for sample in samples),
-            *_of_each(curve, samples),
+            *_cost_of_each(curve, samples),
             *_times_first(samples),
         ]
     )
 
 
-def _of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
+def _cost_of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
     """The sentence about the memory and disk of one more, from the difference of the last two points; may be empty."""
     if not curve.each or len(samples) < 2:
         return []

@@ -50,7 +50,7 @@ def count_decode(counter: Counting) -> None:
             assert len(decode_chunk(chunk)[0]) == IN_CHUNK, "frames are missing"
 
     decode(WARM_UP)
-    with counter.of("decode a send", ROUNDS * IN_CHUNK):
+    with counter.count("decode a send", ROUNDS * IN_CHUNK):
         decode(ROUNDS)
 
 
@@ -116,7 +116,7 @@ def count_append(counter: Counting) -> None:
             appender.on_commit(log.index)
 
     append(WARM_UP)
-    with counter.of("build, append and answer a send", ROUNDS * IN_CHUNK):
+    with counter.count("build, append and answer a send", ROUNDS * IN_CHUNK):
         append(ROUNDS)
     assert client.replies == (WARM_UP + ROUNDS) * IN_CHUNK, f"{client.replies} replies"
 
@@ -131,7 +131,7 @@ def count_reply(counter: Counting) -> None:
             template.render(opaque, 3, offset + opaque, position + opaque, UNIQUE_KEY)
 
     render(WARM_UP)
-    with counter.of("render the reply to a send", ROUNDS * IN_CHUNK):
+    with counter.count("render the reply to a send", ROUNDS * IN_CHUNK):
         render(ROUNDS * IN_CHUNK)
 
 

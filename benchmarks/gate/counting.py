@@ -30,7 +30,7 @@ class Counting:
         self.cases: list[tuple[str, int]] = []
 
     @contextmanager
-    def of(self, name: str, messages: int) -> Iterator[None]:
+    def count(self, name: str, messages: int) -> Iterator[None]:
         """Collect garbage, and count the instructions of the block. Raises OSError if callgrind does not respond."""
         gc.collect()
         self.cases.append((name, messages))

@@ -54,7 +54,7 @@ def count_log_writer(counter: Counting, directory: Path) -> None:
 
     write(WARM_UP)
     for _ in range(ATTEMPTS):
-        with counter.of("append, and write by the log's thread", ROUNDS * MESSAGES_PER_ENTRY):
+        with counter.count("append, and write by the log's thread", ROUNDS * MESSAGES_PER_ENTRY):
             write(ROUNDS)
     sys.setswitchinterval(interval)
     log.close()

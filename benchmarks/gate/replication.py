@@ -136,12 +136,12 @@ def count_replication(counter: Counting, directory: Path) -> None:
 
     replicate(WARM_UP)
     warm = len(frames)
-    with counter.of("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
+    with counter.count("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
         replicate(ROUNDS)
     again = _Member(FOLLOWER, directory / "n1-again", clock)
     for frame in frames[:warm]:
         again.take(LEADER, frame)
-    with counter.of("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
+    with counter.count("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):
         for frame in frames[warm:]:
             again.take(LEADER, frame)
     assert again.replica.log.last_index == leader.replica.log.last_index, "the follower lacks entries"

@@ -121,15 +121,15 @@ async def _count(counter: Counting, directory: Path, clock: MockClock) -> None:
 
         await send(sends, WARM_UP)
         for _ in range(ATTEMPTS):
-            with counter.of("send, through a whole broker", ROUNDS * IN_FLIGHT):
+            with counter.count("send, through a whole broker", ROUNDS * IN_FLIGHT):
                 await send(sends, ROUNDS)
         await send(batches, WARM_UP)
         for _ in range(ATTEMPTS):
-            with counter.of("batch, through a whole broker", ROUNDS * BATCHES_IN_FLIGHT * BATCH):
+            with counter.count("batch, through a whole broker", ROUNDS * BATCHES_IN_FLIGHT * BATCH):
                 await send(batches, ROUNDS)
         await pull(WARM_UP)
         for _ in range(ATTEMPTS):
-            with counter.of("pull, through a whole broker", ROUNDS * PULLED):
+            with counter.count("pull, through a whole broker", ROUNDS * PULLED):
                 await pull(ROUNDS)
         clock.rate = 1.0
         await stream.aclose()

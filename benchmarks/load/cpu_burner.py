@@ -16,9 +16,9 @@ _SLICE_SECONDS = 0.0005
 
 def burn(share: float, seconds: float) -> None:
     """Use the CPU for the fraction ``share`` (0 to 1) of ``seconds``, in short pieces."""
-    begin, used = time.monotonic(), time.process_time()
+    begin, cpu = time.monotonic(), time.process_time()
     while (elapsed := time.monotonic() - begin) < seconds:
-        if time.process_time() - used < share * elapsed:
+        if time.process_time() - cpu < share * elapsed:
             piece = time.process_time() + _SLICE_SECONDS
             while time.process_time() < piece:
                 pass

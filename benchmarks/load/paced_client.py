@@ -63,7 +63,7 @@ class _Client:
         """Send and receive. Raises ClientError."""
         job, report = self._job, self.report
         consumer = PushConsumer(job.namesrv, "steady_consumers", consume_from="first", ordered=False)
-        consumer.on(job.topic)(self._note)
+        consumer.on(job.topic)(self._record)
         async with (
             consumer,
             Producer(job.namesrv, group="steady_producers") as producer,
@@ -111,7 +111,7 @@ class _Client:
 
         return on_outcome
 
-    async def _note(self, message: ReceivedMessage) -> None:
+    async def _record(self, message: ReceivedMessage) -> None:
         now = time.monotonic()
         number = int(message.body.rstrip(b"\0"))
         if number not in self._arrived and self._counts(number):

@@ -102,10 +102,10 @@ async def measure(system: System, args: Arguments, directory: Path, samples: lis
 async def _sample(system_run: Running, rate: float, seconds: float) -> LowRateSample:
     load = load_average()
     begin = monotonic_seconds() + START_SECONDS + (1.0 if rate else 3.0)
-    meters: list[Meter] = [partial(_of_tree, ran_seconds, pid) for pid in system_run.pids]
-    meters += [partial(_of_tree, wake_ups, pid) for pid in system_run.pids]
+    meters: list[Meter] = [partial(_sum_tree, ran_seconds, pid) for pid in system_run.pids]
+    meters += [partial(_sum_tree, wake_ups, pid) for pid in system_run.pids]
     job = system_run.job(rate=rate, begin=begin, window_seconds=seconds)
-    (report,), (used,) = await drive([job], meters, system_run.client)
+    (report,), (meter_counts,) = await drive([job], meters, system_run.client)
     latencies = report.latencies[0]
     count = len(system_run.pids)
     return LowRateSample(
@@ -115,15 +115,15 @@ async def _sample(system_run: Running, rate: float, seconds: float) -> LowRateSa
         p50_ms=1e3 * quantile(latencies, 0.5),
         p90_ms=1e3 * quantile(latencies, 0.9),
         p99_ms=1e3 * quantile(latencies, 0.99),
-        server_cores=tuple(each / seconds for each in used[:count]),
-        server_wake_ups=tuple(each / seconds for each in used[count:]),
+        server_cores=tuple(each / seconds for each in meter_counts[:count]),
+        server_wake_ups=tuple(each / seconds for each in meter_counts[count:]),
         client_cores=report.cpu_seconds[0] / seconds,
         client_wake_ups=report.wake_ups[0] / seconds,
         load_average=load,
     )
 
 
-def _of_tree(meter: Callable[[int], float], pid: int) -> float:
+def _sum_tree(meter: Callable[[int], float], pid: int) -> float:
     return sum(meter(each) for each in process_tree(pid))
 
 

@@ -124,9 +124,9 @@ class _Clients:
             self.report.acknowledged += 1
             return
         self.report.failed += 1
-        self._note(outcome)
+        self._count_error(outcome)
 
-    def _note(self, error: ClientError) -> None:
+    def _count_error(self, error: ClientError) -> None:
         if len(self.report.errors) < _ERRORS_MAX and str(error) not in self.report.errors:
             self.report.errors.append(str(error))
 
@@ -149,7 +149,7 @@ class _Clients:
         try:
             await consumer.ack(message)
         except ClientError as error:
-            self._note(error)
+            self._count_error(error)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """The resident memory of a process in MiB. ``per_hour``: the slope of the line through the samples after warm-up."""
+    """The resident memory of a process in MiB. ``per_hour``: the slope of the line through samples after warm-up."""
 
     first: float
     last: float

@@ -18,9 +18,9 @@ async def rest(pids: Sequence[int]) -> None:
     of messages; at most `REST_SECONDS_MAX`.
     """
     with trio.move_on_after(REST_SECONDS_MAX):
-        used, is_busy = sum(map(cpu_seconds, pids)), True
+        cpu, is_busy = sum(map(cpu_seconds, pids)), True
         while is_busy:
-            before = used
+            before = cpu
             await trio.sleep(1.0)
-            used = sum(map(cpu_seconds, pids))
-            is_busy = used - before > REST_CORES
+            cpu = sum(map(cpu_seconds, pids))
+            is_busy = cpu - before > REST_CORES

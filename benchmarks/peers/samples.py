@@ -79,7 +79,7 @@ def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
     ``cpu`` has for each window the use of each server, and last the whole machine's.
     """
     samples = []
-    for number, (*used, whole_machine) in enumerate(cpu):
+    for number, (*server_seconds, whole_machine) in enumerate(cpu):
         messages = sum(report.messages[number] for report in reports)
         if not messages:
             continue
@@ -93,10 +93,10 @@ def samples_of(reports: Sequence[Report], cpu: Sequence[Sequence[float]], second
                 messages_per_second=messages / seconds,
                 p50_ms=1e3 * quantile(counts, 0.5),
                 p99_ms=1e3 * quantile(counts, 0.99),
-                servers_us=1e6 * sum(used) / messages,
+                servers_us=1e6 * sum(server_seconds) / messages,
                 generator_us=1e6 * sum(generators) / messages,
                 generator_core=max(generators) / seconds,
-                others=max(0.0, whole_machine - sum(used) - sum(generators)) / seconds,
+                others=max(0.0, whole_machine - sum(server_seconds) - sum(generators)) / seconds,
             )
         )
     return samples

@@ -83,9 +83,9 @@ async def measure(
                 with trio.fail_after(TURN_SECONDS_MAX):
                     await _take_turn(peer, args, place, measurements, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
-                _note(measurements, peer, str(error), say)
+                _record_failure(measurements, peer, str(error), say)
             except trio.TooSlowError:
-                _note(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+                _record_failure(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
             finally:
                 shutil.rmtree(place)
         outcome.rounds += 1
@@ -104,7 +104,7 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements:
                 try:
                     samples = await _apply(peer, target, load, args)
                 except GeneratorFailed as error:
-                    _note(measurements, peer, f"{load.name}: {error}", say)
+                    _record_failure(measurements, peer, f"{load.name}: {error}", say)
                     continue
                 if load is not WARM_UP:
                     measurements.samples.setdefault(load.name, []).extend(samples)
@@ -137,7 +137,7 @@ async def _apply(peer: Peer, target: Target, load: Load, args: Arguments) -> lis
     return samples_of(reports, cpu, args.seconds)
 
 
-def _note(measurements: PeerMeasurements, peer: Peer, what: str, say: Say) -> None:
+def _record_failure(measurements: PeerMeasurements, peer: Peer, what: str, say: Say) -> None:
     measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 

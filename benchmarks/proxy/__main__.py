@@ -240,10 +240,10 @@ async def measure(directory: Path, messages: int, rounds: int, warm_up: int, *, 
             table(systems),
             "",
         ]
-        used = {system.name: rss_bytes(system.proxy) / _MIB for system in systems}
-        for name, after in used.items():
+        rss = {system.name: rss_bytes(system.proxy) / _MIB for system in systems}
+        for name, after in rss.items():
             lines.append(f"Memory of the proxy of {name}: {idle[name]:.0f} MiB warm, {after:.1f} MiB after.  ")
-        lines.append(f"That of raftmq takes {used[ours.name] / used[theirs.name]:.1%} of the memory of the other one.")
+        lines.append(f"That of raftmq takes {rss[ours.name] / rss[theirs.name]:.1%} of the memory of the other one.")
     return "\n".join(lines)
 
 

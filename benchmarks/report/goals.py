@@ -74,7 +74,7 @@ class GoalFigure:
         return f"| {self.benchmark} | {what} | {value} | {goal} | {figure.distance} | {self.date[:10]} |"
 
 
-def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
+def suite_goals(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """Yield the figures with goals in the results of a suite."""
     for each in raw["figures"]:
         figure = Figure(**each)
@@ -82,7 +82,7 @@ def of_suite(benchmark: str, raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
             yield GoalFigure(benchmark, raw["date"], raw["loadAverage"], figure)
 
 
-def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
+def send_goals(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """Yield the goals of `make bench`, from the window with the median rate of each case."""
     for goal in SEND_GOALS:
         for each in raw["measurements"]:
@@ -107,7 +107,7 @@ def of_sends(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
                 yield GoalFigure("produce", raw["date"], each["load_average"], figure)
 
 
-def of_few_messages(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
+def low_rate_goals(raw: Mapping[str, Any]) -> Iterator[GoalFigure]:
     """Yield the goals of `make bench-low-rate`."""
     samples = {
         name: [LowRateSample(**sample) for sample in peer_samples]
@@ -129,16 +129,16 @@ def collect(directory: Path = RESULTS) -> list[GoalFigure]:
     """Return all goals that were measured."""
     figures = list[GoalFigure]()
     if (raw := newest("produce", directory)) is not None:
-        figures += of_sends(raw)
+        figures += send_goals(raw)
     if (raw := newest("low-rate", directory)) is not None:
-        figures += of_few_messages(raw)
+        figures += low_rate_goals(raw)
     if (raw := newest("peers-consuming", directory)) is not None:
         samples = consuming_goals.samples_of(raw)
         for figure in consuming_goals.goals(samples):
             figures.append(GoalFigure("peers-consuming", raw["date"], consuming_goals.load_of(samples), figure))
     for benchmark in SUITES:
         if (raw := newest(benchmark, directory)) is not None:
-            figures += of_suite(benchmark, raw)
+            figures += suite_goals(benchmark, raw)
     return figures
 
 

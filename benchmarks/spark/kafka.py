@@ -81,7 +81,7 @@ class System:
     body: str
     used: dict[str, Uses] = field(default_factory=dict)
 
-    def of(self, topic: str, **more: str) -> dict[str, str]:
+    def options(self, topic: str, **more: str) -> dict[str, str]:
         """Return the options that read a topic."""
         return {**self.reads, "subscribe": topic, **more}
 
@@ -106,7 +106,7 @@ async def measure_kafka(args: Arguments, directory: Path, note: Note) -> None:
                 await _write(spark, system, files if number else few, number)
         expected = await spark.ask("digest", "parquet", path=files, column="body")
         for system in systems:
-            digest = await spark.ask("digest", system.source, system.of(topic_name(1)), column=system.body)
+            digest = await spark.ask("digest", system.source, system.options(topic_name(1)), column=system.body)
             assert (digest.rows, digest.digest) == (rows, expected.digest), f"{system.name} has other rows"
         for number in range(1 + ROUNDS):
             for system in systems:
@@ -125,7 +125,7 @@ async def _report_stages(system: System, rows: int, note: Note) -> None:
     """Report the CPU time of the stages of a scan in the Python process, and of the replicas."""
     gigabytes = rows * BODY_BYTES / 1e9
     before = sum(map(cpu_seconds, system.pids))
-    stages = await trio.to_thread.run_sync(seconds_of_stages, system.of(topic_name(1)))
+    stages = await trio.to_thread.run_sync(seconds_of_stages, system.options(topic_name(1)))
     for name, seconds in stages.items():
         note(Figure("reader", f"CPU without Spark: {name}", seconds / gigabytes, "s/GB"))
     servers = (sum(map(cpu_seconds, system.pids)) - before) / len(stages)
@@ -139,15 +139,15 @@ async def _write(spark: SparkProcess, system: System, files: str, number: int) -
 
 async def _scan(spark: SparkProcess, system: System, rows: int, *, is_measured: bool) -> None:
     topic = topic_name(1)
-    await _use(spark, system, "scan" if is_measured else "", "scan", system.source, system.of(topic))
-    options = system.of(topic, **system.counts)
+    await _use(spark, system, "scan" if is_measured else "", "scan", system.source, system.options(topic))
+    options = system.options(topic, **system.counts)
     response = await _use(spark, system, "count" if is_measured else "", "count", system.source, options)
     assert response.rows == rows, f"{system.name} counts {response.rows} of {rows} rows"
 
 
 async def _stream(spark: SparkProcess, system: System, rows: int, path: str, note: Note | None) -> None:
     limit = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(max(1, rows // BATCHES))}
-    options = system.of(topic_name(1), **limit)
+    options = system.options(topic_name(1), **limit)
     batches = (await spark.ask("batches", system.source, options, path=path)).batches
     assert sum(each["rows"] for each in batches) == rows, f"{system.name}: a stream with other rows"
     if note is not None:

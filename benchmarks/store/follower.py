@@ -204,10 +204,10 @@ def _pull_on(
     """Run `pull` in a thread that runs on these cores only; returns also the CPU seconds of this thread."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
-    used = time.thread_time()
+    cpu = time.thread_time()
     try:
         result = pull(address, frames, count=SLOW_PULL_MESSAGES, in_flight=16, seconds=seconds, pid=pid)
-        return result, time.thread_time() - used
+        return result, time.thread_time() - cpu
     finally:
         os.sched_setaffinity(0, before)
 

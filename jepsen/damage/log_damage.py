@@ -144,12 +144,12 @@ def damage_all_copies(rng: Random, logs: Mapping[str, Path]) -> dict[str, list[D
         whole = contents[nodes[0]]
         if any(content != whole for content in contents.values()):
             continue
-        used = len(whole.rstrip(b"\0"))
-        for begin in range(0, used, STRETCH_BYTES + ENTRY_BYTES_MAX):
+        used_bytes = len(whole.rstrip(b"\0"))
+        for begin in range(0, used_bytes, STRETCH_BYTES + ENTRY_BYTES_MAX):
             node = nodes[turn % len(nodes)]
             turn += 1
-            for block in range(begin, min(begin + STRETCH_BYTES, used), BLOCK_BYTES):
-                flip(logs[node] / name, rng.randrange(block, min(block + BLOCK_BYTES, used)), rng.randrange(8))
+            for block in range(begin, min(begin + STRETCH_BYTES, used_bytes), BLOCK_BYTES):
+                flip(logs[node] / name, rng.randrange(block, min(block + BLOCK_BYTES, used_bytes)), rng.randrange(8))
             if not any(each.path.name == name for each in files[node]):
                 files[node].append(DamagedFile(logs[node] / name, whole, returns=True))
     return files
@@ -165,18 +165,18 @@ def break_end(rng: Random, commitlog: Path) -> list[DamagedFile]:
     path, before = next(((path, data) for path, data in paths_and_data if any(data)), (commitlog, b""))
     if not before:
         return []
-    used = len(before.rstrip(b"\0"))
-    keep = max(0, used - rng.randrange(1, TAIL_BYTES_MAX))
+    used_bytes = len(before.rstrip(b"\0"))
+    keep = max(0, used_bytes - rng.randrange(1, TAIL_BYTES_MAX))
     match rng.choice(("flip", "zero", "truncate", "rubbish")):
         case "flip":
-            flip(path, rng.randrange(max(0, used - 200), used), rng.randrange(8))
+            flip(path, rng.randrange(max(0, used_bytes - 200), used_bytes), rng.randrange(8))
         case "truncate":
             with path.open("r+b") as file:
                 file.truncate(keep)
         case how:
             with path.open("r+b") as file:
                 file.seek(keep)
-                file.write(bytes(used - keep) if how == "zero" else rng.randbytes(used - keep))
+                file.write(bytes(used_bytes - keep) if how == "zero" else rng.randbytes(used_bytes - keep))
     return [DamagedFile(path, before, returns=False)]
 
 
@@ -188,10 +188,10 @@ def break_vote(rng: Random, commitlog: Path) -> list[DamagedFile]:
     return [DamagedFile(path, before, returns=False)]
 
 
-def fill(directory: Path, used: float) -> int:
-    """Fill the file system up to the fraction ``used`` by writing a file. Returns the free bytes that remain."""
+def fill(directory: Path, used_part: float) -> int:
+    """Fill the file system up to the fraction ``used_part`` by writing a file. Returns the free bytes that remain."""
     usage = shutil.disk_usage(directory)
-    nbytes = int(usage.total * used) - usage.used
+    nbytes = int(usage.total * used_part) - usage.used
     with (directory / BALLAST).open("wb") as file:
         try:
             while nbytes > 0:

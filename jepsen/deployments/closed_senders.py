@@ -51,7 +51,7 @@ async def end_closed_senders(cluster: Cluster) -> int:
             for place in places:
                 senders = sorted(still_sending(_table(place), ports))
                 count += len(senders)
-                await _end(place, senders)
+                await _end_senders(place, senders)
             if not count:
                 break
             await trio.sleep(POLL_SECONDS)
@@ -65,7 +65,7 @@ def _table(place: str) -> str:
         return ""  # the process has just ended
 
 
-async def _end(place: str, senders: Iterable[tuple[str, int]]) -> None:
+async def _end_senders(place: str, senders: Iterable[tuple[str, int]]) -> None:
     if shutil.which("ss") is None:
         return
     inside = [] if place == "self" else ["nsenter", f"--net=/proc/{place}/ns/net"]

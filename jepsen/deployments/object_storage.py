@@ -87,7 +87,7 @@ class Server(ThreadingHTTPServer):
         with suppress(OSError, ValueError):
             time.sleep(float(self._delay.read_text()))
 
-    def note(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line about a response."""
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
@@ -255,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
-        self.server.note(f"{_ANSWERED} {self.command} {status.value} {self.path}")
+        self.server.print_line(f"{_ANSWERED} {self.command} {status.value} {self.path}")
 
     def serve(self) -> None:
         """Answer a request, whatever its method."""

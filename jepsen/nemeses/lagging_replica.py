@@ -26,20 +26,20 @@ async def behind(injection: Injection, step: FaultStep, leader: str) -> None:
     commitlog = cluster.data_dir(node) / "commitlog"
     number = injection.begin(step, (node,))
     await cluster.kill(node)
-    newest = max(_begins(commitlog), default=0)
+    newest = max(_log_begins(commitlog), default=0)
     await _wait_removed(cluster, newest + int(cluster.settings["segment_bytes"]))
     await trio.sleep(step.seconds)
     if step.variant.what == "follower is killed while it fetches files":
         await _kill_again_and_again(injection, node, commitlog / "reset")
     await cluster.start(node)
     await cluster.wait_caught_up(node, CATCH_UP_SECONDS_MAX)
-    oldest = min(_begins(commitlog), default=0)
+    oldest = min(_log_begins(commitlog), default=0)
     if oldest > newest:
         injection.confirm(number, f"the log of {node} went to {newest} and begins at {oldest}")
     injection.end(number)
 
 
-def _begins(commitlog: Path) -> list[int]:
+def _log_begins(commitlog: Path) -> list[int]:
     """The beginnings of a log's files."""
     return [int(path.name) for path in commitlog.iterdir() if path.name.isdigit()]
 

@@ -58,7 +58,7 @@ async def _ask_to_lead(cluster: Cluster, node: str, seconds: float) -> None:
             await trio.sleep(0.5)
 
 
-async def _begins(cluster: Cluster, node: str) -> int | None:
+async def _log_begin(cluster: Cluster, node: str) -> int | None:
     table = await cluster.figures(node)
     return None if table is None else int(table["raftmq.basePosition"])
 
@@ -67,8 +67,8 @@ async def _begins_later(cluster: Cluster, node: str) -> int:
     """Wait until a replica has deleted files that others have; returns its base position, 0 if that does not happen."""
     with trio.move_on_after(REPAIR_SECONDS_MAX):
         while True:
-            own = await _begins(cluster, node)
-            others = [await _begins(cluster, other) for other in cluster.nodes if other != node]
+            own = await _log_begin(cluster, node)
+            others = [await _log_begin(cluster, other) for other in cluster.nodes if other != node]
             if own and any(other is not None and other < own for other in others):
                 return own
             await trio.sleep(0.2)
@@ -80,8 +80,8 @@ async def _wait_refilled(injection: Injection, node: str) -> None:
     cluster = injection.cluster
     with trio.move_on_after(REFILL_SECONDS_MAX):
         while True:
-            own = await _begins(cluster, node)
-            others = [await _begins(cluster, other) for other in cluster.nodes if other != node]
+            own = await _log_begin(cluster, node)
+            others = [await _log_begin(cluster, other) for other in cluster.nodes if other != node]
             positions = [other for other in others if other is not None]
             if own is not None and positions and own <= min(positions):
                 return

@@ -25,11 +25,11 @@ class Tally:
     def begin(self) -> None:
         """Start the measurement."""
         self._begin = monotonic_seconds()
-        self._servers, self._own = self._of_servers(), process_cpu_seconds()
+        self._servers, self._own = self._server_seconds(), process_cpu_seconds()
         self._samples = array("d")
         self.count = 0
 
-    def _of_servers(self) -> float:
+    def _server_seconds(self) -> float:
         return sum(map(cpu_seconds, self._job.pids))
 
     def take(self, body: bytes) -> None:
@@ -59,7 +59,7 @@ class Tally:
         return ConsumerResult(
             self.count if self._job.kind == DRAIN else len(self._samples),
             monotonic_seconds() - self._begin,
-            self._of_servers() - self._servers,
+            self._server_seconds() - self._servers,
             process_cpu_seconds() - self._own,
             buckets(self._samples),
         )

@@ -258,15 +258,15 @@ class _Meters:
 
     def __init__(self, job: ConsumerJob) -> None:
         self._pids = job.pids
-        self._begin, self._servers, self._own = monotonic_seconds(), self._of_servers(), process_cpu_seconds()
+        self._begin, self._servers, self._own = monotonic_seconds(), self._server_seconds(), process_cpu_seconds()
         self.end = self._begin + job.limit_seconds
 
-    def _of_servers(self) -> float:
+    def _server_seconds(self) -> float:
         return sum(map(cpu_seconds, self._pids))
 
     def read(self, messages: int) -> ConsumerResult:
         """The figures since the start, for ``messages`` messages."""
-        servers = self._of_servers() - self._servers
+        servers = self._server_seconds() - self._servers
         return ConsumerResult(messages, monotonic_seconds() - self._begin, servers, process_cpu_seconds() - self._own)
 
 

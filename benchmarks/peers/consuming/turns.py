@@ -76,9 +76,9 @@ async def measure(
                 with trio.fail_after(TURN_SECONDS_MAX):
                     await _take_turn(peer, args, place, measurements, say)
             except (ServersFailed, ClientError, GeneratorFailed, OSError) as error:
-                _note(measurements, peer, str(error), say)
+                _record_failure(measurements, peer, str(error), say)
             except trio.TooSlowError:
-                _note(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
+                _record_failure(measurements, peer, f"not done within {TURN_SECONDS_MAX:g} s", say)
             finally:
                 shutil.rmtree(place)
 
@@ -108,7 +108,7 @@ async def _take_turn(peer: Peer, args: Arguments, directory: Path, measurements:
             try:
                 sample = await _sample(case, base, target)
             except GeneratorFailed as error:
-                _note(measurements, peer, f"{case.name}: {error}", say)
+                _record_failure(measurements, peer, f"{case.name}: {error}", say)
                 if peer.wire in REMOVES:
                     return  # the rest of the backlog would be in the next case
                 continue
@@ -165,7 +165,7 @@ def cases_of(peer: Peer, args: Arguments) -> list[Case]:
     ]
 
 
-def _note(measurements: CaseMeasurements, peer: Peer, what: str, say: Say) -> None:
+def _record_failure(measurements: CaseMeasurements, peer: Peer, what: str, say: Say) -> None:
     measurements.failures.append(what)
     say(f"{peer.name}: {what}")
 

@@ -210,13 +210,13 @@ def figures(compiled: int, every: int) -> dict[str, str]:
 def test_counts_of_all_lives_of_all_brokers_are_added() -> None:
     counts = SendPathCounts()
     for node, compiled, every in [("n0", 5, 10), ("n0", 7, 20), ("n1", 1, 4), ("n0", 0, 3), ("n0", 2, 6), ("n1", 1, 4)]:
-        counts.note(node, figures(compiled, every))
+        counts.update(node, figures(compiled, every))
     assert counts.totals() == {"compiled": 7 + 2 + 1, "others": 20 + 6 + 4 - 10}
 
 
 def test_broker_without_the_count_has_no_compiled_messages() -> None:
     counts = SendPathCounts()
-    counts.note("n0", {"raftmq.messages": "3"})
+    counts.update("n0", {"raftmq.messages": "3"})
     assert counts.totals() == {"compiled": 0, "others": 3}
 
 
