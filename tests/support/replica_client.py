@@ -84,10 +84,10 @@ async def authenticate(
         secrets=secrets or read_secrets(str(settings.secret_path)),
         nonce=os.urandom(NONCE_BYTES),
     )
-    answer = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
+    answer = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.initial_frame()))
     if answer.code != ResponseCode.SUCCESS:
         return answer
-    proof = call.on_response(as_response(answer))
+    proof = call.next_frame(as_response(answer))
     assert proof is not None
     return await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(proof))
 

@@ -205,7 +205,7 @@ class LiteControl(Service):
         client.heard_at = self._clock()
         client.connection = connection
         if group.wildcard:
-            self._pops.sweep_again()
+            self._pops.restart_sweep()
             return
         if group.exclusive and each.action is Action.PARTIAL_ADD:
             self._evict(key, queues)
@@ -218,7 +218,7 @@ class LiteControl(Service):
                 self._pops.notify(client, sorted(conflicts))
                 queues = [queue for queue in queues if queue not in conflicts]
                 self._evict(key, queues)
-        self._pops.look_at(client, self._subscriptions.add(client, queues))
+        self._pops.on_subscribe(client, self._subscriptions.add(client, queues))
 
     def _others(self, key: ClientKey, queue: str) -> list[Client]:
         return [other for other in self._subscriptions.subscribers(queue, key[0]) if other.key != key]
@@ -231,14 +231,14 @@ class LiteControl(Service):
                 self._pops.notify(other, [queue])
 
     def _reset(self, group: str, queues: Sequence[str], option: OffsetOption, resets: _Resets) -> None:
-        """Note where a group continues in these queues."""
+        """Add the offsets at which a group continues in these queues to ``resets``."""
         for queue in queues:
             offset = self._offset(queue, option)
             if offset is not None:
                 resets.setdefault(group, []).append((queue, offset))
 
     def _offset(self, queue: str, option: OffsetOption) -> QueueOffset | None:
-        """The offset at which a group continues; None where it left off, or for a lite topic that is not there.
+        """Return the offset at which a group continues; None to keep its offset, or for a missing lite topic.
 
         A group begins such a one at its first message. An offset would stay for ever if none came.
         """
@@ -263,7 +263,7 @@ class LiteControl(Service):
 
 
 class _SubscriptionPlan:
-    """The subscriptions of clients after the entries of a request that are checked, but not yet carried out.
+    """The subscriptions that clients will have after the entries of a request that were checked, but not applied yet.
 
     Attributes:
         count: subscriptions of all clients.
@@ -275,7 +275,7 @@ class _SubscriptionPlan:
         self.count = subscriptions.count
 
     def get(self, key: ClientKey) -> set[str]:
-        """The queues of a client; `_ALL` for one that reads all lite topics."""
+        """Return the queues of a client; `_ALL` for one that reads all lite topics."""
         if key in self._changes:
             return self._changes[key]
         client = self._clients.get(key)

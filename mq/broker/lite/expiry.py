@@ -109,7 +109,7 @@ class LiteExpiry(Service):
             self._end(rows)
 
     def _rests(self, queue: ConsumeQueue) -> bool:
-        """Whether nothing of a queue is in flight."""
+        """Whether neither messages, nor pops, nor the deletion of a queue are in flight."""
         name = queue.topic
         return name not in self._ends and not self._has_pops(name) and self._tails.lite_end(name) == queue.max_offset
 
@@ -143,7 +143,7 @@ class LiteExpiry(Service):
         self._appender.add_command(encode_command(ExpireLiteTopics(rows=rows)), on_outcome)
 
     def _read_time(self, place: PhysicalOffset, size: int) -> int | None:
-        """The store time of a record; None if it is not there, or cannot be read now."""
+        """Return the store time of a record; None if it is deleted, or cannot be read now."""
         try:
             return latest_store_timestamp(self._log.pread(place, size))
         except (SegmentError, StoreError, RecordError, OSError):
@@ -151,7 +151,7 @@ class LiteExpiry(Service):
 
 
 class _Reads:
-    """Whether messages are older than a time, with few reads: messages behind a young message in the log are young."""
+    """Tells whether messages are old, with few reads: messages after a young one in the log are young."""
 
     def __init__(self, read: Callable[[PhysicalOffset, int], int | None]) -> None:
         self._read = read

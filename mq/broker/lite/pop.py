@@ -151,7 +151,7 @@ class LitePops(Service):
         self._leadership = object()
         self._read_bytes = 0
         self.subscriptions.clear()
-        self.sweep_again()
+        self.restart_sweep()
         for pop in self._held_pops.take_expired(float("inf")):
             pop.call.connection.held_pulls -= 1
             pulls = pop.call.connection.held_pulls
@@ -176,7 +176,7 @@ class LitePops(Service):
             self._resume_all(client.key)
         self._pops.watch()
 
-    def look_at(self, client: Client, queues: list[str]) -> None:
+    def on_subscribe(self, client: Client, queues: list[str]) -> None:
         """Serve the waiting pops of a client that has just subscribed to ``queues``, if any has unread messages."""
         ready = [queue for queue in queues if self._has_unread(client.key[0], queue)]
         client.ready.update(dict.fromkeys(ready))
@@ -217,7 +217,7 @@ class LitePops(Service):
             self._serve_clients_of(key[1], key[0])
 
     def _serve_clients_of(self, queue: str, group: str | None) -> None:
-        """Serve clients that may get messages of a queue; clients that read all, only while there are messages."""
+        """Serve the waiting pops of clients that may get messages of a queue, in one group or in all."""
         for client in list(self.subscriptions.news(queue, group)):
             if client.queues is not None or client.ready:
                 self._resume_all(client.key)
@@ -254,7 +254,7 @@ class LitePops(Service):
         if len(some) < _SWEPT_AT_ONCE:
             self._sweep, self._swept = None, self._clock()
 
-    def sweep_again(self) -> None:
+    def restart_sweep(self) -> None:
         """Make `sweep` start again at the first lite topic, because a client that reads all lite topics has come."""
         self._sweep, self._swept = None, float("-inf")
 
@@ -299,7 +299,7 @@ class LitePops(Service):
             client.connection = call.connection
             if client.lost_queues:
                 self.notify(client, sorted(client.lost_queues))
-            self._look_again(client, ext.attempt_id or "", now)
+            self._add_ready_queues(client, ext.attempt_id or "", now)
         seconds = min(max(ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)
         call.drop_body()
         self._serve(HeldLitePop(call, now + seconds))
@@ -324,8 +324,8 @@ class LitePops(Service):
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, f"the group {name} {text}, not to {parent}")
         return group
 
-    def _look_again(self, client: Client, attempt: str, now: float) -> None:
-        """Add the queues that a client's request has to look at besides the news."""
+    def _add_ready_queues(self, client: Client, attempt: str, now: float) -> None:
+        """Add queues to `LiteClient.ready` that may have messages, although no news of them came."""
         if attempt and attempt == client.attempt[0]:
             client.ready.update(dict.fromkeys(client.attempt[1]))
         if client.queues is not None and now >= client.checked_at + _CHECK_SECONDS:
@@ -336,7 +336,7 @@ class LitePops(Service):
     # -- serving -------------------------------------------------------------------------------------------------------
 
     def _resume_all(self, key: tuple[str, str]) -> None:
-        """Serve the waiting requests of a client."""
+        """Serve the waiting pops of a client."""
         for pop in self._held_pops.take_matching(_polling_key(key), lambda _: True):
             self._resume(pop)
 
@@ -354,7 +354,7 @@ class LitePops(Service):
             pop.call.refuse(error)
 
     def _serve(self, pop: HeldLitePop) -> None:
-        """Answer a request, hold it, or append its pops to the log. Raises RequestRefused and disk errors."""
+        """Answer a pop, hold it, or append it to the log. Raises RequestRefused and disk errors."""
         ext, limits = pop.call.request.ext, self._limits
         if (
             self._read_bytes >= limits.pop.read_bytes_max
@@ -380,7 +380,7 @@ class LitePops(Service):
             self._hold(pop)
 
     def _is_full(self) -> bool:
-        """Whether too much is popped and open. What was popped before can be popped again: that adds nothing to it."""
+        """Whether the table of open pops is full, so that only queues with an open pop may be popped."""
         return len(self._metadata.pops.queues) >= self._limits.pop.checkpoints_max
 
     def _take(self, client: Client, pop: HeldLitePop, pop_time_ms: int) -> list[PopBatch]:
@@ -429,7 +429,7 @@ class LitePops(Service):
         return batches
 
     def _load(self, client: Client, pop: HeldLitePop, old: RecordsOnDisk) -> None:
-        """Serve a request when old records are in memory."""
+        """Serve a pop after its old records were loaded into memory."""
         _, topic, queue_id = old.key
         # The queue comes first again, since its records are what is loaded.
         ready = dict(client.ready)
@@ -453,7 +453,7 @@ class LitePops(Service):
             self._serve(pop._replace(loads=LOADS_MAX))
 
     def _replicate(self, client: Client, pop: HeldLitePop, batches: list[PopBatch], pop_time_ms: int) -> None:
-        """Replicate the pops; the client gets the messages once they are committed."""
+        """Append the pop to the log. The client gets the messages when it is committed."""
         assert batches, f"a pop of {client.key} takes nothing"
         leadership, ext = self._leadership, pop.call.request.ext
         nbytes = sum(each.nbytes for each in batches)
@@ -499,12 +499,12 @@ class LitePops(Service):
         self._appender.add_atomically(group)
 
     def _hand_on(self, pop: HeldLitePop) -> None:
-        """Let the new leader serve a request, which waits for the rest of its time."""
+        """Serve a pop again, so that the new leader gets it, with the rest of its waiting time."""
         pop.call.request.ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
         pop.call.dispatch()
 
     def _send(self, pop: HeldLitePop, batches: list[PopBatch], pop_time_ms: int) -> None:
-        """Answer with messages: their properties say of which lite topic they are, and their offsets in it."""
+        """Send the messages to the client. Their properties name their lite topics and their offsets there."""
         call = pop.call
         counts = [str(count) for each in batches for count in self._counts(each)]
         reply = self._reply(pop, pop_time_ms)
@@ -536,7 +536,7 @@ class LitePops(Service):
         return PopReply(pop_time_ms=pop_time_ms, invisible_ms=invisible_ms, revive_queue=ORDERED_REVIVE_QUEUE)
 
     def _hold(self, pop: HeldLitePop) -> None:
-        """Hold a request that found nothing, or answer that there is nothing."""
+        """Hold a pop that found no messages, or answer it without messages."""
         ext = pop.call.request.ext
         if pop.deadline <= self._clock():
             self._answer_nothing(pop)
@@ -560,5 +560,5 @@ def is_connected(client: Client) -> bool:
 
 
 def _polling_key(key: tuple[str, str]) -> tuple[str, int]:
-    """The key of a client in the table of waiting requests: group and client id in one text."""
+    """Return the key of a client in the table of waiting pops: its group and its id in one text."""
     return f"{len(key[0])} {key[0]} {key[1]}", 0

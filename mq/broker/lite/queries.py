@@ -78,7 +78,7 @@ class LiteQueries(Service):
     def handle_broker(self, call: Call[GetBrokerLiteInfo]) -> None:
         """Request code 200074: return the figures of all lite topics."""
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             open_count = offset_count = 0
             for number, (_, queue, _) in enumerate(list(self._metadata.pops.queues)):
                 open_count += is_lite_queue(queue)
@@ -106,13 +106,13 @@ class LiteQueries(Service):
             )
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def handle_parent(self, call: Call[GetParentTopicInfo]) -> None:
         """Request code 200075: return the figures of a parent topic."""
         topic = call.request.ext.topic
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             self._check_parent(topic)
             count, begin = 0, lite_queue(topic, "")
             for number, (queue, _) in enumerate(self._store.all_keys()):
@@ -129,13 +129,13 @@ class LiteQueries(Service):
             )
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def handle_topic(self, call: Call[GetLiteTopicInfo]) -> None:
         """Request code 200076: return the figures and the subscribers of a lite topic."""
         parent, lite = call.request.ext.parent_topic, call.request.ext.lite_topic
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             self._check_parent(parent)
             self._check_lite(lite)
             name = lite_queue(parent, lite)
@@ -154,7 +154,7 @@ class LiteQueries(Service):
             )
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     # -- clients and groups --------------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ class LiteQueries(Service):
         """Request code 200077: return the subscriptions of a client."""
         ext = call.request.ext
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             self._check_parent(ext.parent_topic)
             group = self._group(ext.group)
             if group.parent != ext.parent_topic:
@@ -183,13 +183,13 @@ class LiteQueries(Service):
                 info.lite_topics = names[: min(ext.max_count, NAMES_MAX)]
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def handle_group(self, call: Call[GetLiteGroupInfo]) -> None:
         """Request code 200078: return the lag of a group in lite topics."""
         ext = call.request.ext
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             group = self._group(ext.group)
             if ext.lite_topic:
                 info = self._progress(ext.group, group, ext.lite_topic)
@@ -203,13 +203,13 @@ class LiteQueries(Service):
                 yield from self._lags(group, ext.top_count, info)
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def handle_dispatch(self, call: Call[TriggerLiteDispatch]) -> None:
         """Request code 200079: serve a group's waiting pops. Raises RequestRefused if the client is unknown."""
         name, client_id = call.request.ext.group, call.request.ext.client_id
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             self._group(name)
             clients = [
                 client
@@ -225,16 +225,16 @@ class LiteQueries(Service):
                 yield from self._dispatch(client)
             return call.success()
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def _dispatch(self, client: Client) -> Iterator[None]:
         if client.queues is None:
-            self._pops.sweep_again()
+            self._pops.restart_sweep()
             return
         queues = sorted(client.queues)
         for at in range(0, len(queues), _STEP):
             # The client may have changed its subscriptions between two steps, or be forgotten.
-            self._pops.look_at(client, [queue for queue in queues[at : at + _STEP] if client.reads(queue)])
+            self._pops.on_subscribe(client, [queue for queue in queues[at : at + _STEP] if client.reads(queue)])
             yield
 
     # -- lag -----------------------------------------------------------------------------------------------------------
@@ -260,7 +260,7 @@ class LiteQueries(Service):
         return info
 
     def _lags(self, group: LiteGroup, count: int, info: LiteGroupInfo) -> Iterator[None]:
-        """Fill in the lags of a group. The log is in the order of time, so few records are read."""
+        """Fill in the lags of a group. The log is ordered by time, so few records are read."""
         longest: list[tuple[int, str]] = []
         oldest: list[tuple[int, str]] = []
         for number, (lite, offset) in enumerate(self._read_by(info.group, group)):
@@ -288,7 +288,7 @@ class LiteQueries(Service):
         info.longest = [times[lite] for _, lite in sorted(longest, key=itemgetter(0), reverse=True)]
 
     def _read_by(self, name: str, group: LiteGroup) -> Iterator[tuple[str, QueueOffset | None]]:
-        """The lite topics that a group reads, and its offsets: those with an offset, and those subscribed to.
+        """Yield the lite topics that a group has offsets in or subscribes to, each with its offset or None.
 
         What changes while the answer is built may be missing.
         """
@@ -341,7 +341,7 @@ class LiteQueries(Service):
 
 
 def _keep(heap: list[tuple[int, str]], row: tuple[int, str], count: int) -> None:
-    """Keep the ``count`` largest."""
+    """Add a row to a heap that keeps the ``count`` largest."""
     if len(heap) < count:
         heapq.heappush(heap, row)
     elif heap and row > heap[0]:
@@ -349,7 +349,7 @@ def _keep(heap: list[tuple[int, str]], row: tuple[int, str], count: int) -> None
 
 
 def _log_position(queue: ConsumeQueue, offset: QueueOffset) -> int:
-    """The physical offset of the message at a queue offset; `FIRST_OFFSET` if its queue entry cannot be read."""
+    """Return the physical offset of the message at a queue offset; `FIRST_OFFSET` if its entry cannot be read."""
     try:
         entry = queue.read(offset, 1)
     except (StoreError, OSError):

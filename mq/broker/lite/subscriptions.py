@@ -75,7 +75,7 @@ class LiteSubscriptions(Generic[ConnectionT]):
         return self.count
 
     def __contains__(self, key: object) -> bool:
-        """Whether anybody wants to know of messages of a queue, by topic and queue id."""
+        """Whether any client subscribes to a queue, given as topic and queue id."""
         assert isinstance(key, tuple), key
         queue = key[0]
         return queue in self._by_queue or (bool(self._wild) and split_lite_queue(queue)[0] in self._wild)

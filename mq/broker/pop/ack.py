@@ -148,7 +148,7 @@ class PopAcks:
     Args:
         schedule: called with a checkpoint to check when its invisible time ends.
         on_free: called with an ordered queue that may have messages again.
-        is_taken_over: whether the open messages of an ordered queue are being popped again.
+        is_popped_again: whether the open messages of an ordered queue are being popped again.
         ordered_clock: the time from which a changed invisible time is counted in an ordered queue.
     """
 
@@ -160,7 +160,7 @@ class PopAcks:
         appender: Appender,
         schedule: Callable[[CheckpointId], None],
         on_free: Callable[[QueueOfGroup], None],
-        is_taken_over: Callable[[QueueOfGroup], bool],
+        is_popped_again: Callable[[QueueOfGroup], bool],
         is_hidden: Callable[[QueueOffset, QueueOffset], bool],
         ordered_clock: OrderedClock,
         wall_clock_ms: Callable[[], int],
@@ -172,7 +172,7 @@ class PopAcks:
         self._appender = appender
         self._schedule = schedule
         self._on_free = on_free
-        self._is_taken_over = is_taken_over
+        self._is_taken_over = is_popped_again
         self._is_hidden = is_hidden
         self._ordered_clock = ordered_clock
         self._wall_clock_ms = wall_clock_ms
@@ -248,10 +248,10 @@ class PopAcks:
             )
         if missing_count:
             remark = f"{missing_count} of {count + missing_count} messages are no longer hidden for this receipt"
-            answer = call.response(ResponseCode.NO_MESSAGE, remark=remark)
+            response = call.response(ResponseCode.NO_MESSAGE, remark=remark)
         else:
-            answer = call.success()
-        self._gather((call, answer))
+            response = call.success()
+        self._gather((call, response))
         return None
 
     def handle_change(self, call: Call[ChangeMessageInvisibleTime]) -> bytes | None:
@@ -283,7 +283,7 @@ class PopAcks:
         *,
         suspended: bool = False,
     ) -> None:
-        """Hide a message with nothing in flight for ``invisible_ms`` from now on; answers ``call`` when that is stored.
+        """Hide a message for ``invisible_ms`` from now on. Answers ``call`` when that is stored.
 
         If it is ``suspended``, the attempt that ends here is not counted.
         """
@@ -407,9 +407,7 @@ class PopAcks:
         self._appender.add_command(command, on_outcome)
 
     def _message(self, ext: AckExt | AckLiteExt | ChangeInvisibleExt) -> tuple[CheckpointId, int]:
-        """The checkpoint of a message, and the message's bit; it may be in flight. Raises RequestRefused if it is not
-        open.
-        """
+        """Return a message's checkpoint, and its bit there; it may be in flight. Raises RequestRefused if not open."""
         topic = fitted_topic(ext.topic)
         config = self._metadata.topics.get(topic)
         if config is None:
@@ -453,14 +451,14 @@ class PopAcks:
         return checkpoint_id, 1 << at
 
     def _own_checkpoints(self, key: QueueOfGroup, ack: AckRow, bits: int) -> Iterator[tuple[CheckpointId, int]]:
-        """Yield the own checkpoints of messages of a receipt that have moved to one."""
+        """Yield the checkpoints of those messages of a receipt that have one of their own, each with its bit."""
         if pop_times := self._metadata.pops.get(key).moves:
             for offset in offsets_of(ack.start, bits):
                 if (pop_time_ms := pop_times.get((ack.start, ack.pop_time_ms, offset))) is not None:
                     yield CheckpointId(key, offset, pop_time_ms), 1
 
     def _id_of(self, key: QueueOfGroup, start: QueueOffset, pop_time_ms: int) -> CheckpointId:
-        """The checkpoint of a receipt. After a changed invisible time, it is named after the message."""
+        """Return the checkpoint of a receipt, also for a message whose invisible time was changed."""
         of_queue = self._metadata.pops.get(key)
         open_pop = of_queue.ordered
         if open_pop is None or open_pop.pop_time_ms != pop_time_ms or (start, pop_time_ms) in of_queue.open:
@@ -468,7 +466,7 @@ class PopAcks:
         return CheckpointId(key, open_pop.start if 0 <= start - open_pop.start < SPAN_MAX else start, pop_time_ms)
 
     def _open_bits(self, checkpoint_id: CheckpointId) -> int:
-        """A bitmap of the open messages of a checkpoint with nothing in flight."""
+        """Return a bitmap of the open messages of a checkpoint that are not in flight."""
         key, start, pop_time_ms = checkpoint_id
         of_queue = self._metadata.pops.get(key)
         checkpoint = of_queue.open.get((start, pop_time_ms))
@@ -481,7 +479,7 @@ class PopAcks:
 
 
 def _answer_all(waiters: list[_Waiter]) -> None:
-    """Send these answers; consecutive answers to one client in one piece."""
+    """Send these responses. Consecutive ones to one client are sent in one piece."""
     for connection, of_client in groupby(waiters, _connection_of):
         answers = [answer for call, answer in of_client if not call.request.flag & ONEWAY_FLAG]
         if answers:

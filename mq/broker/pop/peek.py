@@ -79,7 +79,7 @@ class Peeks:
         send_messages(call, code, pop_request, batches, self._metadata.pops)
 
     def _load(self, call: Call[PeekMessage], old: RecordsOnDisk, loads: int) -> None:
-        """Serve a peek when old messages are in memory."""
+        """Serve a peek after its old records were loaded into memory."""
         connection = call.connection
         _, topic, queue_id = old.key
         load_start = topic, queue_id, old.begin

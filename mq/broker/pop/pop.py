@@ -93,7 +93,7 @@ class Pops(Service):
             appender=context.appender,
             schedule=lambda checkpoint_id: self.revival.schedule(checkpoint_id),
             on_free=self._on_free,
-            is_taken_over=lambda key: self._queues.is_taken_over(key),
+            is_popped_again=lambda key: self._queues.is_popped_again(key),
             ordered_clock=self._ordered_clock,
             is_hidden=context.beginning.may_be_elsewhere,
             wall_clock_ms=context.wall_clock_ms,
@@ -228,7 +228,7 @@ class Pops(Service):
             self._resume(pop)
 
     def _take_queued(self, runs: list[BuiltRun]) -> None:
-        """Let waiting pops take messages of an entry that has just got its place in the log.
+        """Serve waiting pops with messages of an entry that was just framed.
 
         Their commands are in the next entry, of the same round: both are written, synced and committed together. So a
         consumer that waits gets a message in the turn in which its producer is answered. If only the first one of both
@@ -283,7 +283,7 @@ class Pops(Service):
 
     def wake(self, group: str, topic: str, count: int) -> None:
         """Serve waiting pops of a group, because ``count`` messages of the topic are visible to it again."""
-        for pop in self._waiting_pops.of_group(group, topic, count):
+        for pop in self._waiting_pops.take_for_group(group, topic, count):
             self._resume(pop)
 
     def _on_free(self, key: QueueOfGroup) -> None:
@@ -330,7 +330,7 @@ class Pops(Service):
         return call.response(ext=PollingInfoReply(polling_num=count).fields())
 
     def _hand_on(self, pop: HeldPop) -> None:
-        """Let the new leader serve a pop, which waits for the rest of its time."""
+        """Serve a pop again, so that the new leader gets it, with the rest of its waiting time."""
         ext = pop.call.request.ext
         ext.poll_ms = max(round((pop.deadline - self._clock()) * 1000), 0)
         pop.call.dispatch()
@@ -395,7 +395,7 @@ class Pops(Service):
         )
 
     def _is_too_much(self, pop: HeldPop, group: str) -> bool:
-        """Whether a pop gets nothing now: too much is open or pending, or its client reads too slowly."""
+        """Whether a pop gets no messages now: too many are open or pending, or its client reads too slowly."""
         limits = self._limits
         pops_full = self._has_too_many_open(group) or self._read_bytes >= limits.pop.read_bytes_max
         reads_too_slowly = pop.call.connection.waiting_bytes >= limits.consume.unread_bytes_max
@@ -410,7 +410,7 @@ class Pops(Service):
         return checkpoints.of_groups.get(group, 0) >= self._limits.pop.checkpoints_max - checkpoints.count
 
     def _load(self, pop: HeldPop, old: RecordsOnDisk) -> None:
-        """Serve a pop when old records are in memory."""
+        """Serve a pop after its old records were loaded into memory."""
         _, topic, queue_id = old.key
         pop = pop._replace(loads=pop.loads + 1, load_start=(topic, queue_id, old.begin))
         leadership = self._leadership
@@ -433,7 +433,7 @@ class Pops(Service):
             self._serve(pop)
 
     def _replicate(self, pop: HeldPop, pop_request: PopRequest, batches: list[PopBatch]) -> None:
-        """Replicate the pop; the client gets the messages once it is committed."""
+        """Append the pop to the log. The client gets the messages when it is committed."""
         assert batches, f"a pop of {pop_request.topic} takes nothing"
         leadership = self._leadership
         nbytes = sum(each.nbytes for each in batches)
@@ -480,7 +480,7 @@ class Pops(Service):
         self._appender.add_atomically(group)
 
     def _send(self, pop: HeldPop, pop_request: PopRequest, batches: list[PopBatch]) -> None:
-        """Answer a pop that is committed."""
+        """Send the messages of a committed pop to its client."""
         try:
             full_batches = [self._queues.with_records(each) for each in batches]
         except (SegmentError, OSError) as error:
@@ -497,7 +497,7 @@ class Pops(Service):
         send_messages(pop.call, ResponseCode.SUCCESS, pop_request, full_batches, self._metadata.pops)
 
     def _hold(self, pop: HeldPop) -> None:
-        """Hold a pop that found nothing, or answer that there is nothing."""
+        """Hold a pop that found no messages, or answer it without messages."""
         ext = pop.call.request.ext
         if pop.deadline <= self._clock():
             self._answer_nothing(pop, ResponseCode.POLLING_TIMEOUT if ext.poll_ms > 0 else ResponseCode.PULL_NOT_FOUND)
@@ -534,5 +534,5 @@ class Pops(Service):
 
 
 def _hold_seconds(call: Call[PopMessage] | Call[Notification]) -> float:
-    """Seconds for which a request may be held, from its arrival; the client's own clock is not trusted."""
+    """Return for how many seconds a request may be held, from its arrival: the client's clock may be wrong."""
     return min(max(call.request.ext.poll_ms, 0) / 1000, call.connection.hold_seconds_max)

@@ -277,7 +277,7 @@ class PopQueues:
             return batch
         return batch._replace(records=[self._records.read([*batch.unread], batch.nbytes)], unread=())
 
-    def left_of(self, group: str, topic: str, queue_id: int) -> int:
+    def count_unpopped(self, group: str, topic: str, queue_id: int) -> int:
         """Return how many messages of a queue a group has not popped yet. Pops in flight count as popped."""
         queue = self._store.get(topic, queue_id)
         if queue is None:
@@ -304,7 +304,7 @@ class PopQueues:
         """Whether pops from a queue of this topic are in flight."""
         return any(key[1] == topic for key in self._works)
 
-    def is_taken_over(self, key: QueueOfGroup) -> bool:
+    def is_popped_again(self, key: QueueOfGroup) -> bool:
         """Whether a pop in flight takes the open messages of an ordered queue again."""
         work = self._works.get(key)
         return work is not None and work.in_order
@@ -330,7 +330,7 @@ class PopQueues:
     def _begin(
         self, key: QueueOfGroup, *, at_end: bool, attempt: str | None, now_ms: int
     ) -> tuple[QueueOffset, QueueOffset] | None:
-        """The group's offset, -1 for none, and the offset to continue at. None if the group gets nothing now."""
+        """Return the group's offset, -1 for none, and where the pop begins. None if the group gets nothing now."""
         work = self._works.get(key)
         if work is not None:
             if work.stale or attempt is not None:
@@ -362,7 +362,7 @@ class PopQueues:
         return NO_OFFSET, queue.min_offset
 
     def _on_disk(self, entries: bytes, subscription: Subscription, count_max: int, bytes_max: int) -> list[RecordSpan]:
-        """The records that `_pick` would read, if it would wait for the disk; otherwise none."""
+        """Return the places of the records that `_pick` would read, if it would wait for the disk; else nothing."""
         first, _, _ = QUEUE_ENTRY.unpack_from(entries)
         last, size, _ = QUEUE_ENTRY.unpack_from(entries, -QUEUE_ENTRY_BYTES)
         if self._is_in_memory(first, last + size):
@@ -447,7 +447,7 @@ class PopQueues:
         return PopBatch(key, command, records, nbytes, bits.bit_count(), rest)
 
     def _rename(self, record: bytes, pop_request: PopRequest, command: PopMessages) -> bytes:
-        """A record of the retry topic as the client gets it: with the requested topic, and with its receipt.
+        """Return a record of the retry topic as the client gets it: with the topic of the pop, and a receipt.
 
         Unchanged if its properties leave no room for a receipt. Then the name of its topic tells the client which part
         of the answer's header to build the receipt from.

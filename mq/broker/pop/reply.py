@@ -94,7 +94,7 @@ def send_messages(
 
 
 def _counts(batch: PopBatch, pops: PopCheckpoints) -> str:
-    """The text that says how often each ordered message was popped before; empty without such messages."""
+    """Return the text that says how often ordered messages were popped before; empty without such messages."""
     open_pop = pops.get(batch.key).ordered
     if open_pop is None or open_pop.pop_time_ms != batch.command.pop_time_ms:
         return ""

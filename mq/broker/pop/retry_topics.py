@@ -61,6 +61,6 @@ class PopRetryTopics:
         return level
 
     def _levels(self, origin: str) -> int:
-        """The number of queues of the retry topic for a topic: one for each level if it takes priorities, or 1."""
+        """Return how many queues the retry topic of a topic has: one for each priority level, or 1."""
         config = self._metadata.topics.get(origin)
         return max(config.write_queues, 1) if config is not None and takes_priorities(config.attributes) else 1

@@ -171,7 +171,7 @@ class PopRevival:
                 heapq.heappush(self._heap, (again_ms, checkpoint_id))
 
     def _due_of(self, checkpoint_id: CheckpointId, now_ms: int) -> Generator[Due[CheckpointId], int | None, int | None]:
-        """Open messages of a checkpoint; returns when to check it again, None for never."""
+        """Yield the open messages of a checkpoint. Returns when to check it again, None for never."""
         key, start, pop_time_ms = checkpoint_id
         group, topic, queue_id = key
         due_ms = self._due_ms(checkpoint_id, now_ms)
@@ -258,7 +258,7 @@ class PopRevival:
                     yield due_ms, checkpoint_id
 
     def _due_ms(self, checkpoint_id: CheckpointId, now_ms: int) -> int | None:
-        """The time at which the invisible time of a checkpoint ends; None if the checkpoint is closed.
+        """Return when the invisible time of a checkpoint ends; None if the checkpoint is closed.
 
         If the pop time is after ``now_ms``, the wall clock was set back: the invisible time starts again now. For an
         ordered queue see `OrderedClock`.

@@ -118,7 +118,7 @@ class PopSelection:
         *,
         may_wait_for_disk: bool,
     ) -> list[PopBatch]:
-        """Messages of these queues; the third value of each is the most to take from it."""
+        """Return messages of these queues. The third value of each is the most that is taken from it."""
         batches: list[PopBatch] = []
         bytes_left = self.bytes_max
         source = ""
@@ -151,7 +151,7 @@ class PopSelection:
         return batches
 
     def _candidates(self, pop_request: PopRequest, queue_id: int) -> Iterator[QueueKey]:
-        """The queues to examine, in this order: first the one whose records were loaded."""
+        """Yield the queues to examine, first the one whose records were loaded."""
         first = None if pop_request.load_start is None else pop_request.load_start[:2]
         if first is not None:
             yield first

@@ -76,14 +76,14 @@ class WaitingPops:
             group = pop.call.request.ext.consumer_group
             count_left = left_of.get(group)
             if count_left is None:  # pops may have taken some of them already, in the round that stored them
-                count_left = min(count, self._queues.left_of(group, topic, queue_id))
+                count_left = min(count, self._queues.count_unpopped(group, topic, queue_id))
             left_of[group] = count_left - 1
             return True if count_left > 0 else None
 
         for key in ((topic, queue_id), (topic, ANY_QUEUE)):
             yield from self.polling.take_matching(key, matches)
 
-    def of_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
+    def take_for_group(self, group: str, topic: str, count: int) -> Iterator[HeldPop]:
         """Remove and yield waiting pops of a group, for which ``count`` messages of a topic are visible again."""
         assert count > 0, f"group {group} is woken for {count} messages of {topic}"
         if not len(self.polling):

@@ -138,7 +138,7 @@ class BatchSends:
     def _check(
         self, call: Call[SendRequest], tail: QueueTail, unique_keys: UniqKeyGenerator | None
     ) -> tuple[QueuedSend, list[bytes], SequenceRange | None]:
-        """The messages of a batch, their unique keys and their sequence numbers. Raises RequestRefused.
+        """Return the messages of a batch, with unique keys and sequence numbers. Raises RequestRefused.
 
         A message without a unique key gets one of ``unique_keys``; the batch is refused if that is None.
         """
@@ -178,7 +178,7 @@ class BatchSends:
         return messages
 
     def _common_properties(self, request: SendRequest, count: int) -> tuple[bytes, SequenceRange | None]:
-        """The properties of the batch that each message gets, and the sequence numbers of the messages."""
+        """Return the batch's properties for each message, and the sequence numbers of the messages."""
         text = request.ext.properties
         # 5.x clients give the batch a UNIQ_KEY, too; after a message's own it would hide that from readers. A receipt
         # belongs to another message.
@@ -195,7 +195,7 @@ class BatchSends:
     def _properties(
         self, properties: bytes, common: bytes, number: int, unique_keys: UniqKeyGenerator | None, *, is_copy: bool
     ) -> tuple[bytes, bytes, int]:
-        """Unique key, encoded properties and tag code of a message."""
+        """Return the unique key, the encoded properties and the tag code of a message."""
         if properties and properties[-1] != VALUE_END:
             properties += b"\x02"
         try:
@@ -245,7 +245,7 @@ def is_copied(text: str) -> bool:
 
 
 def _born(properties: bytes) -> tuple[bytes, int | None]:
-    """The properties of a copied message without the time of its birth, and that time. Raises RequestRefused."""
+    """Return a copied message's properties without its birth time, and that time. Raises RequestRefused."""
     text = props.value_of(properties, _BORN)
     if not text:
         return properties, None
@@ -257,7 +257,7 @@ def _born(properties: bytes) -> tuple[bytes, int | None]:
 
 
 def _check_properties(nbytes: int, number: int, *, is_copy: bool) -> None:
-    """Raises RequestRefused for too long properties. Copies may be as long as a record allows: the original was."""
+    """Raise RequestRefused if properties are too long. Those of a copy may be as long as a record allows."""
     if not is_copy:
         check_sent_bytes(nbytes, number)
     elif nbytes > props.PROPERTIES_BYTES_MAX:
@@ -293,7 +293,7 @@ def _keep_new(
 
 
 def _new(numbers: SequenceRange, stored_ranges: Sequence[SequencedRange]) -> list[tuple[int, int]]:
-    """The ranges of these numbers that are not stored, ascending."""
+    """Return the ranges of these numbers that are not stored, ascending."""
     new: list[tuple[int, int]] = []
     low = numbers.first
     for one in stored_ranges:

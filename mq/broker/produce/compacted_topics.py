@@ -86,7 +86,7 @@ class CompactedTopics:
                 "raise its setting compacted_keys_max, or send messages without a body for keys that may go",
             )
 
-    def waits(self, call: Call[SendRequest], queue_id: int) -> bool:
+    def hold_send(self, call: Call[SendRequest], queue_id: int) -> bool:
         """Hold a send if its queue is held: returns whether it was held. `release` serves it again."""
         if not self._held_sends or (sends := self._held_sends.get((call.request.ext.topic, queue_id))) is None:
             return False

@@ -103,8 +103,8 @@ class Dedup(Service):
         [one] = ranges
         if one.position is None:
             raise self._forgotten_error(numbers)
-        answer = self._answer(call, properties, numbers, one)
-        self._count_repeated(call, answer)
+        response = self._answer(call, properties, numbers, one)
+        self._count_repeated(call, response)
         return None
 
     def admit_batch(
@@ -120,12 +120,12 @@ class Dedup(Service):
             return None
         if sum(one.last - one.first + 1 for one in ranges) < numbers.message_count:
             return NumberedSend(self._in_flight, self._reserve, numbers, ranges, call)
-        answer = self._batch_answer(call, numbers, ranges, unique_keys)
-        self._count_repeated(call, answer)
+        response = self._batch_answer(call, numbers, ranges, unique_keys)
+        self._count_repeated(call, response)
         return None
 
     def _look_up(self, numbers: SequenceRange, call: Call[SendRequest]) -> list[SequencedRange] | None:
-        """Return the stored ones of these messages; None if some are in flight, for which the request now waits."""
+        """Return those of these messages that are stored. None if some are in flight: then the request is held."""
         overlap = self._in_flight.find_overlap(numbers)
         if overlap is not None:
             self._wait(overlap, call)
@@ -215,7 +215,7 @@ class Dedup(Service):
         )
 
     def _places_of_batch(self, ranges: Sequence[SequencedRange]) -> list[tuple[PhysicalOffset, StoredMessage]]:
-        """The messages of a batch and their places; empty if unknown or too much work."""
+        """Return the messages of a batch with their places; nothing if unknown, or too expensive to find."""
         one = ranges[0]
         if len(ranges) > 1 or one.position is None or one.last - one.first >= _PLACES_MAX:
             return []

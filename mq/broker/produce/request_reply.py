@@ -56,7 +56,7 @@ _EXPIRE_SECONDS = 0.1
 
 
 class _Reply:
-    """A reply in progress: answered when push and storing have ended."""
+    """A reply that is answered when both its push and its storing have ended."""
 
     __slots__ = ("at", "body_bytes", "call", "client_id", "queue_id", "refusal", "waits")
 
@@ -214,7 +214,7 @@ class Replies(Service):
         at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, on_response)
 
     def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
-        """Ask the other replicas to push to the client."""
+        """Send the reply to the other replicas, so that the one with the client pushes it."""
         addresses = self._other_replicas()
         if not addresses:
             self._not_found(reply)
@@ -269,17 +269,17 @@ class Replies(Service):
             return
         self._under_way_bytes -= reply.body_bytes
         assert self._under_way_bytes >= 0, f"replies of {self._under_way_bytes} bytes are under way"
-        answer = ReplyStored(region="DefaultRegion", trace_on=True)
+        reply_ext = ReplyStored(region="DefaultRegion", trace_on=True)
         if reply.at is not None:
             host = self._store_host
             port = int.from_bytes(host[-_PORT_BYTES:], "big")
             position = reply.at.physical_offset
-            answer.message_id = offset_message_id(host[:-_PORT_BYTES], port, position)
-            answer.queue_id, answer.queue_offset = reply.queue_id, reply.at.queue_offset
+            reply_ext.message_id = offset_message_id(host[:-_PORT_BYTES], port, position)
+            reply_ext.queue_id, reply_ext.queue_offset = reply.queue_id, reply.at.queue_offset
         elif reply.refusal is None:
-            answer.message_id, answer.queue_id, answer.queue_offset = "0", reply.queue_id, FIRST_OFFSET
+            reply_ext.message_id, reply_ext.queue_id, reply_ext.queue_offset = "0", reply.queue_id, FIRST_OFFSET
         code = ResponseCode.SUCCESS if reply.refusal is None else ResponseCode.SYSTEM_ERROR
-        reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=answer.fields()))
+        reply.call.answer(reply.call.response(code, remark=reply.refusal, ext=reply_ext.fields()))
 
     # -- requests to the replica of the waiting client -----------------------------------------------------------------
 

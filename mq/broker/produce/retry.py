@@ -168,7 +168,7 @@ class Retries(Service):
         return [*commands, copy_record(message, tail, props.fit(properties), attempts=1, on_outcome=on_outcome)]
 
     def _new_group(self, name: str) -> GroupConfig:
-        """The configuration of an unknown group. Raises RequestRefused if it cannot be created."""
+        """Return the configuration for a new group. Raises RequestRefused if it cannot be created."""
         try:
             check_group(name)
         except NameRefused as error:
@@ -208,7 +208,7 @@ class Retries(Service):
         return PendingCommand(encode_command(command))
 
     def _message_at(self, physical_offset: PhysicalOffset) -> StoredMessage:
-        """A consumer-visible message. Raises RequestRefused if none begins there."""
+        """Return the message that begins at a physical offset. Raises RequestRefused without one."""
         refusal = RequestRefused(
             ResponseCode.SYSTEM_ERROR, f"look message by offset failed, no message begins at {physical_offset}"
         )
@@ -231,7 +231,7 @@ class Retries(Service):
             raise refusal
         return message
 
-    def takes(self, call: Call[SendRequest]) -> bool:
+    def store_elsewhere(self, call: Call[SendRequest]) -> bool:
         """Whether a message to a retry topic was stored elsewhere: as a dead letter if its attempts are used up, or for
         pops of the group if it is a requeued dead letter that the group had popped.
 

@@ -24,7 +24,7 @@ from mq.broker.produce.sent_messages import SentMessages, asks_for_more, numbers
 from mq.broker.schedule.visible_queues import wanted_priority
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import PutTopic, encode_command
-from mq.broker.state.topic_rules import auto_create, why_not_created
+from mq.broker.state.topic_rules import auto_create, explain_missing_topic
 from mq.broker.write_path.outcome import DiskFull, LeadershipLost, OnOutcome, Outcome, Stored, Unknown
 from mq.broker.write_path.properties import RECEIPT
 from mq.broker.write_path.queue_tails import QueueTail
@@ -182,7 +182,7 @@ class Sends(Service):
         if not is_checked_once and self.compacted_topics.takes(ext.topic):
             self.compacted_topics.check(call, self._batches, tails[queue_id])
             text = ext.properties
-            if self.compacted_topics.waits(call, queue_id):
+            if self.compacted_topics.hold_send(call, queue_id):
                 return
         queue_id = self._by_priority(call, tails, queue_id)
         if ext.batch:
@@ -234,7 +234,7 @@ class Sends(Service):
         self.handle(call)
 
     def _chosen_queue(self, ext: SendExt, count: int) -> int:
-        """A random queue for a message without a queue id. Raises RequestRefused for a queue id out of range."""
+        """Return a random queue for a message without a queue id. Raises RequestRefused if its id is too high."""
         if ext.queue_id >= 0:
             raise RequestRefused(
                 ResponseCode.INVALID_PARAMETER, f"queue id {ext.queue_id} is illegal, {ext.topic} has {count} queues"
@@ -242,7 +242,7 @@ class Sends(Service):
         return self._rng.randrange(self._metadata.topics[ext.topic].write_queues)
 
     def _by_priority(self, call: Call[SendRequest], tails: list[QueueTail], queue_id: int) -> int:
-        """The queue for the priority of a message, or ``queue_id`` if it has none. Raises RequestRefused.
+        """Return the queue for the priority of a message, ``queue_id`` without one. Raises RequestRefused.
 
         In a topic for messages with priorities, one without is the least urgent. Consumers and mirrors choose the queue
         of their copies.
@@ -263,7 +263,7 @@ class Sends(Service):
         return queue_id
 
     def _open_topic(self, call: Call[SendRequest]) -> list[QueueTail] | None:
-        """The tails of a topic before its first message; None if the message waits until the topic is created."""
+        """Return a topic's tails for its first message; None if the message waits until the topic is created."""
         ext = call.request.ext
         topic = ext.topic
         try:
@@ -273,7 +273,7 @@ class Sends(Service):
         if topic in SEND_FORBIDDEN_TOPICS:
             raise RequestRefused(ResponseCode.NO_PERMISSION, f"sending to topic {topic} is forbidden")
         is_retry = topic.startswith(RETRY_PREFIX)
-        if is_retry and self._retries.takes(call):
+        if is_retry and self._retries.store_elsewhere(call):
             return None
         config = self._metadata.topics.get(topic)
         if config is None:
@@ -301,7 +301,7 @@ class Sends(Service):
                 self._metadata, topic, ext.default_topic, ext.default_topic_queue_nums, self._wall_clock_ms()
             )
         if command is None:
-            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, why_not_created(self._metadata, topic))
+            raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, explain_missing_topic(self._metadata, topic))
 
         size = len(call.body) + len(ext.properties)
         self._appender.pending_bytes += size

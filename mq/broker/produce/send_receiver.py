@@ -239,7 +239,7 @@ class _Blocks:
         self.room = room
 
     def add(self, send: QueuedSend) -> bool:
-        """Add a request; false if it fits no block, if its numbers may be known, or there is no ``room`` left."""
+        """Add a request. Returns False if it fits no block, if its numbers may be known, or if no ``room`` is left."""
         nbytes, messages = send.nbytes, len(send.messages)
         if nbytes > self._block_bytes_max or messages > BLOCK_MESSAGES_MAX or self.room < 0:
             return False

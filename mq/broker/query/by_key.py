@@ -148,7 +148,7 @@ class KeyQueries(Service):
                         self._count(entry.call.connection, -1)
 
     def _is_in_archive(self, entry: _QueuedQuery, result: SearchResult) -> bool:
-        """Whether missing messages may be in the archive, which must not hold up queries that the local log answers."""
+        """Whether the archive may have more messages for a query that the local log could not fully answer."""
         query = entry.query
         is_known = query.count_max > 0 and query.key and entry.call.request.ext.topic in self._metadata.topics
         return bool(
@@ -287,15 +287,15 @@ class KeyQueries(Service):
                         await trio.sleep(self._index_seconds)
 
     async def _make_file(self, job: IndexJob, jobs: trio.abc.SendStream, results: trio.abc.ReceiveStream) -> bool:
-        """Whether the file was built."""
+        """Build an index file in the builder's process; returns whether it was built."""
         await trio.lowlevel.checkpoint()
-        answer = b""
+        line = b""
         with suppress(trio.BrokenResourceError):
             await jobs.send_all(msgspec.json.encode(job) + b"\n")
-            while not answer.endswith(b"\n") and (more := await results.receive_some()):
-                answer += more
-        if answer.endswith(b"\n"):
-            result = msgspec.json.decode(answer, type=IndexResult)
+            while not line.endswith(b"\n") and (more := await results.receive_some()):
+                line += more
+        if line.endswith(b"\n"):
+            result = msgspec.json.decode(line, type=IndexResult)
         else:
             result = IndexResult(job.target, "the index builder process has ended")
         if result.failure is None:

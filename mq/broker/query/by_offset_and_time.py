@@ -142,27 +142,27 @@ class OffsetAndTimeQueries(Service):
         """Request code 29: return the offset of the first message of a queue that was stored at or after a time."""
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             upper = (ext.boundary or "").lower() == UPPER
             offset = self.offset_by_time(ext.topic, ext.queue_id, ext.timestamp_ms, upper)
             return call.response(ext=OffsetReply(offset=offset).fields())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_earliest(self, call: Call[GetEarliestMsgStoretime]) -> None:
         """Request code 32: return the store time of the first message of a queue."""
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             timestamp = self.earliest_time(call.request.ext.topic, call.request.ext.queue_id)
             return call.response(ext=TimestampReply(timestamp=timestamp).fields())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_view(self, call: Call[ViewMessageById]) -> bytes | None:
         """Request code 33: return the record at a physical offset. Raises RequestRefused."""
         offset = call.request.ext.physical_offset
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             record = self._records.at(offset)
             if record is None:
                 if offset < self._segment_log.base_pos and not self._beginning.is_first:
@@ -174,8 +174,8 @@ class OffsetAndTimeQueries(Service):
             return call.response(body=record)
 
         if not self._records.is_archived(offset) and not self._records.is_ahead(offset):
-            return answer()
-        when_current(self._read, call, answer)
+            return respond()
+        when_current(self._read, call, respond)
         return None
 
     def _has_expired(self, record: bytes) -> bool:
@@ -194,7 +194,7 @@ class OffsetAndTimeQueries(Service):
         """Request code 303: return the range of store times in each queue of a topic. Raises RequestRefused."""
         ext = call.request.ext
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             config = self._metadata.topics.get(ext.topic)
             if config is None:
                 raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"topic[{ext.topic}] not exist")
@@ -206,7 +206,7 @@ class OffsetAndTimeQueries(Service):
             text = TimeSpans(spans=spans).encode()
             return call.response(body=text)
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def _span(self, topic: str, queue_id: int, offset: QueueOffset) -> TimeSpan:
         end = self._store.max_offset(topic, queue_id)
@@ -224,7 +224,7 @@ class OffsetAndTimeQueries(Service):
         """Request code 321: return entries of a consume queue. Raises RequestRefused."""
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             queue = self._store.get(ext.topic, ext.queue_id)
             if queue is None:
                 raise RequestRefused(ResponseCode.SYSTEM_ERROR, f"{ext.queue_id}@{ext.topic} is not exist!")
@@ -250,7 +250,7 @@ class OffsetAndTimeQueries(Service):
             )
             return call.response(body=view.encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
 
 def _as_data(subscription: Subscription) -> SubscriptionData:

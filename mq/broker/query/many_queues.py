@@ -78,7 +78,7 @@ class ManyQueues(Service):
     def _sight(
         self, topic: str, queue_id: int, since_ms: int | None, position: PhysicalOffset | None
     ) -> Iterator[QueueSight]:
-        """Yield the state of a queue; nothing if it cannot be told without messages that are not local."""
+        """Yield the state of a queue; nothing if that needs messages which are not on this replica."""
         queue = self._store.get(topic, queue_id)
         first = end = QueueOffset(0)
         last_ms = 0

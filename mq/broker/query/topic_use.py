@@ -65,7 +65,7 @@ class TopicUseQueries(Service):
             try:
                 sizes.append(_size(queue, max(PARTS, self._entries_max // count)))
                 yield
-                self._note_senders(queue, max(1, min(NEWEST_OF_QUEUE, NEWEST_MAX // count)), senders)
+                self._add_senders(queue, max(1, min(NEWEST_OF_QUEUE, NEWEST_MAX // count)), senders)
             except (SegmentError, QueueFileDamaged, OSError):
                 pass  # other requests say what is wrong with this queue, and repair it
             yield
@@ -73,7 +73,7 @@ class TopicUseQueries(Service):
         use = TopicUse(queues=sizes, senders=self._senders(senders), looked_at=looked_at)
         return call.response(body=use.encode())
 
-    def _note_senders(self, queue: ConsumeQueue, count: int, times_by_host: dict[bytes, list[int]]) -> None:
+    def _add_senders(self, queue: ConsumeQueue, count: int, times_by_host: dict[bytes, list[int]]) -> None:
         begin = max(queue.min_offset, queue.max_offset - count)
         entries = queue.read(QueueOffset(begin), count)
         assert len(entries) <= count * QUEUE_ENTRY.size, f"{len(entries)} bytes are more than {count} entries"
@@ -82,7 +82,7 @@ class TopicUseQueries(Service):
             times_by_host.setdefault(host, []).append(stored_ms)
 
     def _senders(self, times_by_host: Mapping[bytes, list[int]]) -> list[Sender]:
-        """List one sender for each connected client, and one for each address of other senders."""
+        """Return a sender for each connected client, and one for each address of other clients."""
         by_host: dict[bytes, tuple[str, str, Member]] = {
             at.host: (at.peer, group, member)
             for group, members in self._clients.producer_groups()
@@ -108,7 +108,7 @@ class TopicUseQueries(Service):
 
 
 def _size(queue: ConsumeQueue, entries_max: int) -> QueueSize:
-    """The bytes of the messages of a queue. Raises QueueFileDamaged, OSError."""
+    """Return the bytes of the messages of a queue. Raises QueueFileDamaged, OSError."""
     begin, count = queue.min_offset, queue.max_offset - queue.min_offset
     assert count >= 0, f"{queue.key} has offsets from {begin} to {queue.max_offset}"
     if count <= entries_max:

@@ -78,7 +78,7 @@ class _Part(NamedTuple):
 
 
 class _ThrottledRequest(NamedTuple):
-    """A request that waits until ``due``, in monotonic seconds. ``refusal``: the answer that it gets then."""
+    """A request that is held until ``due``, in monotonic seconds, and then served, or refused with ``refusal``."""
 
     due: float
     number: int
@@ -197,7 +197,7 @@ class QuotaGate(Service):
             self._buckets.on_consume = None
 
     def _release_early(self) -> None:
-        """Make held requests due that no longer need to wait after a change of quotas, in the order they came in."""
+        """After a change of quotas, release held requests whose quota allows them now, in their order."""
         if not self._queue:
             return
         now = self._clock()
@@ -304,7 +304,7 @@ class QuotaGate(Service):
         return None
 
     def _check_full(self, topic: str) -> None:
-        """Raises RequestRefused if a topic stores as much as it may."""
+        """Raise RequestRefused if a topic has reached its quota for stored bytes."""
         quota = self._topics.get(topic)
         if quota is not None and quota.stored_bytes and (full := self._stored_bytes.excess(topic)):
             self._count_throttled(LimitKey(TOPIC, topic, STORED), refused=True)
@@ -316,7 +316,7 @@ class QuotaGate(Service):
             raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
 
     def _costs(self, user: str, parts: Sequence[_Part]) -> list[tuple[tuple[LimitKey, Quota], int, int]]:
-        """The limits that a send of these parts falls under, each with messages and bytes."""
+        """Return the quotas that these parts of a send count for, each with messages and bytes."""
         costs: list[tuple[tuple[LimitKey, Quota], int, int]] = []
         if user:
             limit = LimitKey(USER, user, PRODUCE), self._metadata.user_quotas.get(user)
@@ -327,7 +327,7 @@ class QuotaGate(Service):
         return costs
 
     def _limits_of(self, call: Call[Any]) -> Limits:
-        """The limits that a request of a consumer falls under."""
+        """Return the quotas that a consumer's request counts for."""
         limits: Limits = []
         topic = call.request.ext.topic
         if call.user:
@@ -453,7 +453,7 @@ class QuotaGate(Service):
 
 
 def _poll_seconds(request: Any) -> float:
-    """Seconds for which the client of a pull or pop waits for messages."""
+    """Return for how many seconds the client of a pull or pop waits for messages."""
     ext = request.ext
     if isinstance(request, _PULLS):
         return (max(ext.suspend_timeout_ms, 0) / 1000 if ext.sys_flag & _SUSPEND else 0.0) or _WAIT_SECONDS
@@ -463,7 +463,7 @@ def _poll_seconds(request: Any) -> float:
 
 
 def _bytes_of_header(request: Any) -> int:
-    """About how many bytes clients have put into the header of a request."""
+    """Return about how many bytes a client put into the header of a request."""
     return sum(len(value) for value in msgspec.structs.astuple(request.ext) if isinstance(value, str))
 
 
@@ -483,7 +483,7 @@ def _parts_of(call: Call[Any]) -> list[_Part]:
 
 
 def _messages_in(call: Call[Any]) -> int:
-    """The number of messages in a send; 1 for a batch that cannot be read, which its handler refuses."""
+    """Return the number of messages in a send; 1 for a batch that cannot be read, which its handler refuses."""
     if not (call.request.ext.batch or isinstance(call.request, SendBatchMessage)):
         return 1
     body, at, count = call.body, 0, 0

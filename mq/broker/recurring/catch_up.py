@@ -56,7 +56,7 @@ def _in_order(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms:
 
 
 def _newest(rule: Rule, definition: ScheduleDefinition, first_ms: int, now_ms: int) -> int:
-    """The last tick up to ``now_ms``, by halving: there may be millions."""
+    """Return the last tick up to ``now_ms``, found by halving: there may be millions."""
     newest_ms, low_ms, high_ms = first_ms, first_ms, now_ms
     second_ms = next_due(rule, definition, first_ms)
     if second_ms is None or second_ms > now_ms:

@@ -144,7 +144,7 @@ class ScheduleRequests(Service):
         """Request code 9014: return all schedules, or only that of a given name. Any replica answers."""
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             table, now_ms = self._schedules.table, self._wall_clock_ms()
             if ext.name:
                 names = [ext.name] if ext.name in table else []
@@ -161,12 +161,12 @@ class ScheduleRequests(Service):
                 )
             return call.response(body=ScheduleList(schedules=infos, more=len(infos) < len(names)).encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     # -- checks --------------------------------------------------------------------------------------------------------
 
     def _check(self, definition: ScheduleDefinition, there: Schedule | None, now_ms: int) -> None:
-        """Raises RequestRefused for a definition that the log allows, but that makes no sense."""
+        """Raise RequestRefused if a valid definition makes no sense, for example without a writable topic."""
         topic = definition.topic
         config = self._metadata.topics.get(topic)
         if topic in SEND_FORBIDDEN_TOPICS or is_system_topic(topic) or (config is not None and config.system):
@@ -248,11 +248,11 @@ class ScheduleRequests(Service):
 
         def reply(_: Stored) -> bytes:
             try:
-                answer = check()
+                response = check()
             except RequestRefused as refused:
                 return call.response(refused.code, remark=refused.remark)
             self._log.info("schedule_changed", schedule=name, change=change)
-            return answer
+            return response
 
         def finish(outcome: Outcome) -> None:
             end()

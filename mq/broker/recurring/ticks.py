@@ -214,7 +214,7 @@ class Ticks(Service):
     # -- ticks ---------------------------------------------------------------------------------------------------------
 
     def _plan(self, name: str, now_ms: int) -> None:
-        """Note the next tick of a schedule, unless it is in flight or being changed: then it is planned afterwards."""
+        """Plan the next tick of a schedule, unless one is in flight or the schedule is being changed."""
         schedule = self._schedules.table.get(name)
         if schedule is None:
             self._rules.pop(name, None)
@@ -251,7 +251,7 @@ class Ticks(Service):
         return entry[1]
 
     def _begin(self, schedule: Schedule, now_ms: int) -> None:
-        """Append the tick that is due of a schedule."""
+        """Append the due tick of a schedule to the log."""
         definition = schedule.definition
         name = definition.name
         tick = next_tick(self._rule(schedule), definition, schedule.settled_ms, now_ms)

@@ -132,7 +132,7 @@ class ForwardedRequests(Service):
         """Return the response to a request that failed. Raises an AssertionError again."""
         return answer_failure(error, inner, serialization, sender.peer, self._log)
 
-    def again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:
+    def serve_again(self, sender: ForwardedSender, inner: Any, body: bytes, serialization: int) -> bool:
         """Serve a request again whose handler stored nothing; returns False if another replica has to serve it."""
         if self._leads():
             sender.serve(self._leader_handlers[type(inner)], inner, body, serialization)
@@ -211,7 +211,7 @@ class ForwardedSender:
 
     def dispatch(self, request: Any, body: bytes, serialization: int) -> None:
         """Serve the request again, or report to the client's replica that this replica does not lead any more."""
-        if not self._requests.again(self, request, body, serialization):
+        if not self._requests.serve_again(self, request, body, serialization):
             code = ResponseCode.SERVICE_NOT_AVAILABLE
             self._connection.send(encode_response(self._opaque, code, remark="leadership moved to another replica"))
 

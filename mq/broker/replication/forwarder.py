@@ -62,7 +62,7 @@ _BUSY = "[REJECTREQUEST]system busy, too many requests wait for the leader of th
 
 
 class _ForwardedCall:
-    """A request that waits to be forwarded, or for its answer."""
+    """A client's request that waits to be forwarded, or for the leader's response."""
 
     __slots__ = (
         "connection", "frame", "in_doubt", "inner_at", "oneway", "opaque", "repeatable", "sequence", "serialization",
@@ -246,7 +246,7 @@ class Forwarder(Service):
     # -- the connection ----------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Make all progress that is possible now."""
+        """Connect, send or serve held requests, whatever is possible now."""
         if self._in_flight or self._open:
             return
         if self._leads:
@@ -419,7 +419,7 @@ class Forwarder(Service):
 
 
 def _group_of(request: Any) -> str | None:
-    """The consumer group for which a client sends a request that queue locks affect."""
+    """Return the consumer group of a request that queue locks affect; None for other requests."""
     if isinstance(request, UpdateConsumerOffset):
         return request.ext.consumer_group
     if isinstance(request, ConsumerSendMsgBack):

@@ -81,7 +81,7 @@ class PeerAddresses(Service):
 
     @property
     def _is_unknown(self) -> bool:
-        """Whether this replica, which does not lead, has to tell the leader its address."""
+        """Whether this replica is a follower whose client address is not replicated yet."""
         return self._metadata.replicas.get(self._node_id) != self._address and not self._appender.is_open
 
     def run(self) -> None:

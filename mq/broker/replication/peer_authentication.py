@@ -190,12 +190,12 @@ class PeerCall:
         self._call = authentication.call(nonce, secrets)
         self._challenged = False
 
-    def first(self) -> bytes:
+    def initial_frame(self) -> bytes:
         """Return the frame to send first."""
         ext = AuthenticateReplicaExt(call=self._call.hex(), bound=self._is_bound)
         return encode_request(RequestCode.AUTHENTICATE_REPLICA, _OPAQUE, ext=ext.fields())
 
-    def on_response(self, response: Response, certificate: bytes | None = None) -> bytes | None:
+    def next_frame(self, response: Response, certificate: bytes | None = None) -> bytes | None:
         """Return the frame to send next; None once both sides are authenticated.
 
         Args:

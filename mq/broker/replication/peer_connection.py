@@ -45,7 +45,7 @@ class PeerConnection:
         self._tls_socket: TlsSocket | None = None
         self._authenticated = False
         self._on_connected = on_connected
-        self._on_answer = on_response
+        self._on_response = on_response
         self._on_closed: Callable[[str], None] | None = on_closed
         self._stream: StreamSocket | None = None
         self._attempt: Attempt | None = None
@@ -88,19 +88,19 @@ class PeerConnection:
             self._tls_socket = TlsSocket(sock, tls, lambda reason: None, server_side=False)
         self._stream = StreamSocket(self._reactor, self._tls_socket or sock, self._on_data, self._on_close)
         self._call = self._authentication.call(self.address, uses_tls=tls is not None)
-        self._stream.send(self._call.first())
+        self._stream.send(self._call.initial_frame())
 
     def _on_data(self, data: memoryview) -> int:
         try:
             frames, nbytes = split_frames(data)
             for serialization, header, body in frames:
-                answer = decode_header(serialization, header)
+                response = decode_header(serialization, header)
                 # The other side sends no requests to us; ignore anything that looks like one.
-                if isinstance(answer, Response):
+                if isinstance(response, Response):
                     if self._authenticated:
-                        self._on_answer(answer, bytes(body))
+                        self._on_response(response, bytes(body))
                     else:
-                        self._authenticate(answer)
+                        self._authenticate(response)
         except ProtocolError as error:
             assert self._stream is not None, "data came without a connection"
             self._stream.close(f"sent garbage: {error}")
@@ -115,7 +115,7 @@ class PeerConnection:
         assert self._stream is not None, "an answer came without a connection"
         assert self._call is not None, "an answer came before the call"
         certificate = None if self._tls_socket is None else self._tls_socket.peer_certificate()
-        proof = self._call.on_response(response, certificate)
+        proof = self._call.next_frame(response, certificate)
         if proof is not None:
             self._stream.send(proof)
         else:

@@ -124,7 +124,7 @@ class LevelDelivery(Service):
 
 
 class _Level:
-    """Due messages of one level during one leadership: see `mq.broker.schedule.delivery.Source`."""
+    """The `Source` of due messages of one delay level, during one leadership."""
 
     def __init__(self, context: BrokerContext, delays: LevelDelivery, number: int) -> None:
         assert 1 <= number <= len(DELAY_LEVELS_MS), f"delay level {number} of {len(DELAY_LEVELS_MS)}"

@@ -41,7 +41,7 @@ _DUE_TIME_AT: Final = 12
 
 
 class _PendingRecall(NamedTuple):
-    """A request whose message is searched for, and the remaining candidates."""
+    """A recall whose message is being searched, and the candidates that are left."""
 
     call: Call[RecallMessage]
     handle: RecallHandle
@@ -160,7 +160,7 @@ class Recalls(Service):
         return handle
 
     def _candidates(self, handle: RecallHandle) -> Iterator[Timer | None]:
-        """The message named by a handle, then the possible places of its copies; all of them open.
+        """Yield the message that a handle names, and then the possible places of its copies; only open ones.
 
         Only entries are compared, as bytes: a million of them take some 30 ms.
         """

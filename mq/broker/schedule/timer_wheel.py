@@ -95,8 +95,8 @@ class TimerWheel:
     Args:
         queue: the consume queue of a slot, None if it never had an entry.
         marks: which of its entries are done.
-        again: records in this range of physical offsets have their turn at once. So have all whose turn is further away
-            than it ever is: a clock ahead has stamped them.
+        rescan_range: records in this range of physical offsets have their turn at once. So have all whose turn is
+            further away than it ever is: a clock ahead has stamped them.
 
     Attributes:
         gathered_count: entries gathered and not taken.
@@ -107,11 +107,11 @@ class TimerWheel:
         self,
         queue: Callable[[int], SlotQueue | None],
         marks: Callable[[int], SlotMarks],
-        again: range = range(0),
+        rescan_range: range = range(0),
     ) -> None:
         self._queue = queue
         self._marks = marks
-        self._again = again
+        self._rescan_range = rescan_range
         self._turn_max_ms = NEVER
         self._slots: dict[int, _Slot] = {}
         self._batches: list[tuple[int, int, _TimerBatch]] = []
@@ -169,7 +169,7 @@ class TimerWheel:
         else:
             heapq.heappop(self._batches)
 
-    def look_again(self, queue_id: int, at_ms: int) -> None:
+    def scan_again(self, queue_id: int, at_ms: int) -> None:
         """Read a slot again from ``at_ms`` on: one of its entries was removed, but neither delivered nor recalled."""
         if (slot := self._slots.get(queue_id)) is not None:
             slot.next_ms = min(slot.next_ms, at_ms + AHEAD_MS)
@@ -205,7 +205,7 @@ class TimerWheel:
         is_done = self._marks(queue_id).is_done
         ready: list[int] = []
         index = 0
-        begin, end, turn_max_ms = self._again.start, self._again.stop, self._turn_max_ms
+        begin, end, turn_max_ms = self._rescan_range.start, self._rescan_range.stop, self._turn_max_ms
         for position, _, turn_ms in QUEUE_ENTRY.iter_unpack(queue.read(first, PIECE_ENTRIES)):
             if turn_ms > turn_max_ms or begin <= position < end:
                 turn_ms = 0

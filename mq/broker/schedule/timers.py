@@ -72,7 +72,7 @@ class Timers(Service):
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._delivery: Delivery[int] | None = None
         self._levels: Final = DelayLevels(context.settings.delay_levels_ms)
-        self._again = range(0)
+        self._rescan_range = range(0)
         """Physical offsets of messages that a clock ahead has stamped."""
         self._wheel = self._new_wheel()
         self._under_way: set[Timer] = set()
@@ -96,9 +96,9 @@ class Timers(Service):
         """Start delivering timed messages, since this replica leads."""
         self._unreadable = ReadBackoff()
         self._under_way = set()
-        self._again, self._seen_ms = range(0), self._wall_clock_ms()
+        self._rescan_range, self._seen_ms = range(0), self._wall_clock_ms()
         self._wheel = self._new_wheel()
-        self._look_into_the_future(self._seen_ms)
+        self._gather_again(self._seen_ms)
         self._delivery = Delivery(self._context, self, unreadable=self._unreadable, log=self._log)
 
     def resign(self) -> None:
@@ -115,7 +115,7 @@ class Timers(Service):
             return
         now_ms = self._wall_clock_ms()
         if now_ms < self._seen_ms - TOLERANCE_MS:
-            self._look_into_the_future(now_ms)
+            self._gather_again(now_ms)
         self._seen_ms = now_ms
         wheel = self._wheel
         try:
@@ -193,7 +193,7 @@ class Timers(Service):
                 self.recall_count += 1
                 self._unreadable.forget(timer)
             elif isinstance(outcome, DiskFull):
-                self._wheel.look_again(queue_id, 0)  # it may have become due in the meantime
+                self._wheel.scan_again(queue_id, 0)  # it may have become due in the meantime
             on_outcome(outcome)
 
         command = encode_command(CompleteEntries(topic=TIMER_TOPIC, queue_id=queue_id, offsets=[offset]))
@@ -202,10 +202,10 @@ class Timers(Service):
     # -- delivery ------------------------------------------------------------------------------------------------------
 
     def _new_wheel(self) -> TimerWheel:
-        return TimerWheel(self._queue, self._marks, self._again)
+        return TimerWheel(self._queue, self._marks, self._rescan_range)
 
-    def _look_into_the_future(self, now_ms: int) -> None:
-        """Gather messages again that a clock ahead has stamped: this clock was set back, or this leader begins."""
+    def _gather_again(self, now_ms: int) -> None:
+        """Gather again messages that a fast clock stamped, because this clock was set back or this leader begins."""
         log = self._context.replica.log
         try:
             begin = first_from_the_future(log, now_ms)
@@ -213,8 +213,8 @@ class Timers(Service):
             self._log.warning("timers_unreadable", error=str(error))
             return
         if begin is not None:
-            first = min(begin, self._again.start) if self._again else begin
-            self._again = range(first, log.end_pos)
+            first = min(begin, self._rescan_range.start) if self._rescan_range else begin
+            self._rescan_range = range(first, log.end_pos)
             self._wheel = self._new_wheel()
             self._log.warning("messages_from_the_future", begin_pos=begin, end_pos=log.end_pos)
 
@@ -249,13 +249,13 @@ class Timers(Service):
             if until_ms is None:
                 under_way.add(timer)
             else:
-                wheel.look_again(queue_id, until_ms)
+                wheel.scan_again(queue_id, until_ms)
 
     def copy(self, due: Due[int], record: bytes, now_ms: int) -> InternalRecord | None:
-        """Return a copy for the topic of a due message, for a slot if not yet due; None if its topic was deleted."""
+        """Return a copy for the topic of a due message, or for a slot if it is early; None if its topic was deleted."""
         raw = split_record(record)
         properties = props.decode(raw.properties.decode("utf-8", "replace"))
-        due_ms = _number(properties.get(props.TIMER_OUT_MS))
+        due_ms = _parse_int(properties.get(props.TIMER_OUT_MS))
         if due_ms > now_ms and raw.store_timestamp_ms > now_ms + TOLERANCE_MS:
             wait_ms = self._levels.wait_ms(properties)
             if wait_ms is not None and due_ms > now_ms + wait_ms:
@@ -272,7 +272,7 @@ class Timers(Service):
             return None
         if there is None:
             tail = self._tails.get(TIMER_TOPIC, timer_slot(due_ms))
-            changes = {props.TIMER_ROLL_TIMES: str(_number(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
+            changes = {props.TIMER_ROLL_TIMES: str(_parse_int(properties.get(props.TIMER_ROLL_TIMES)) + 1)}
         else:
             properties.pop(props.REAL_TOPIC, None)
             properties.pop(props.REAL_QUEUE_ID, None)
@@ -320,7 +320,7 @@ class Timers(Service):
         self._appender.add_command(encode_command(command), finish)
 
 
-def _number(text: str | None) -> int:
+def _parse_int(text: str | None) -> int:
     return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 20 else 0
 
 

@@ -108,7 +108,7 @@ class DataVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
-    """Base of the commands of this module; the tag names a command in the log."""
+    """Base of the commands of this module. Its tag names the command in the log."""
 
 
 class PutTopic(_Command, frozen=True, kw_only=True, omit_defaults=True, tag="put_topic"):

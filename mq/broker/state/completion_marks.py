@@ -73,9 +73,9 @@ class QueueMarks:
         at = offset - (self.low & ~7)
         return at >> 3 < len(self.bits) and bool(self.bits[at >> 3] >> (at & 7) & 1)
 
-    def open_offsets(self, start: QueueOffset, end: QueueOffset) -> Iterator[QueueOffset]:
+    def open_offsets(self, begin: QueueOffset, end: QueueOffset) -> Iterator[QueueOffset]:
         """Yield the unfinished offsets in ``[start, end)``, ascending. Do not change the marks during the iteration."""
-        offset = max(start, self.low)
+        offset = max(begin, self.low)
         base, bits = self.low - (self.low & 7), self.bits
         marked_end = min(end, base + 8 * len(bits))
         while offset < marked_end:
@@ -136,7 +136,7 @@ class QueueMarks:
         assert not bits or not bits[0] >> at & 1, f"{self.low} is finished, everything below it is as well"
 
     def _advance_low(self, low: QueueOffset) -> None:
-        """Move ``low`` past the finished offsets from there on, and drop the bits below."""
+        """Move ``low`` past finished offsets, and drop the bits before it."""
         bits = self.bits
         at = low & 7
         count = len(bits)

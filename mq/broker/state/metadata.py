@@ -233,7 +233,7 @@ class Metadata:
         if not self.has_room_for_topic(topic.name):
             return Changes()
         if there is not None:
-            self._note_growth(there, topic)
+            self._record_growth(there, topic)
         self.topics[topic.name] = topic
         self.data_version = self.data_version.next(timestamp_ms)
         if there is not None:
@@ -285,7 +285,7 @@ class Metadata:
                 self.consumer_offsets.to_change((group, topic.name)).update(begins)
         return tuple((topic.name, queue_id, begin) for queue_id, begin in begins.items() if begin)
 
-    def _note_growth(self, before: TopicConfig, after: TopicConfig) -> None:
+    def _record_growth(self, before: TopicConfig, after: TopicConfig) -> None:
         queues = max(before.read_queues, before.write_queues)
         if self.format_level.level >= LEVEL_OF_YOUNGER_QUEUES and max(after.read_queues, after.write_queues) > queues:
             groups = [group for group, topic in self.consumer_offsets if topic == before.name]
@@ -492,7 +492,7 @@ class Metadata:
         return True
 
     def _not_of_former(self, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
-        """Raise an offset to the first one of a queue if a client still means the deleted topic of this name."""
+        """Raise an offset to the first one of its queue, if the client means a deleted topic of this name."""
         if topic not in self.former_topics.begins:
             return offset
         return max(offset, self.former_topics.begin(topic, queue_id))

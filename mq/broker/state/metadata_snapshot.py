@@ -58,14 +58,14 @@ def decode_snapshot(body: bytes) -> Snapshot:
 
 
 def _check_format(fields: object) -> None:
-    """Raises SnapshotDamaged for a snapshot of another format. Checked first, since its other content is unknown."""
+    """Raise SnapshotDamaged if a snapshot has another format. Checked before its other fields, which may differ."""
     version = fields.get("format") if isinstance(fields, dict) else None
     if isinstance(version, int) and version != SNAPSHOT_FORMAT:
         raise SnapshotDamaged(f"the metadata has format version {version}, this version understands {SNAPSHOT_FORMAT}")
 
 
 def _encode(state: Snapshot) -> Iterator[bytes]:
-    """A snapshot as CBOR, in pieces.
+    """Yield a snapshot as CBOR, in pieces.
 
     No other thread runs while a piece is encoded, so tables are divided: ten thousand groups take a third of a second.
     """
@@ -93,7 +93,7 @@ def _encoded_value(value: object) -> Iterator[bytes]:
 
 
 def _cbor_head(kind: int, count: int) -> bytes:
-    """The head of an array or a map with this many items, in the shortest form, as `cbor2` writes it."""
+    """Return the head of an array or a map with ``count`` items, in the shortest form, as `cbor2` writes it."""
     if count < 24:
         return bytes((kind | count,))
     for width, mark in ((1, 24), (2, 25), (4, 26)):

@@ -358,7 +358,7 @@ class PopCheckpoints(StateTable):
         queue.open[start, pop_time_ms] = Checkpoint(invisible_ms, bits, suspended)
 
     def _to_change(self, key: QueueOfGroup) -> PopQueue:
-        """The open messages of a queue for changes, created if missing; the next capture may share it."""
+        """Return the open messages of a queue for changes; create them if missing. The next capture may read them."""
         queue = self.queues.get(key)
         if queue is None:
             queue = PopQueue(self._epoch)

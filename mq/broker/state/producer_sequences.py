@@ -108,7 +108,7 @@ class _Window:
 
     @property
     def count(self) -> int:
-        """The number of ranges that are known."""
+        """The number of known ranges."""
         return len(self.firsts) - self.drop_count
 
     def copy(self, epoch: int) -> _Window:
@@ -161,7 +161,7 @@ class _Window:
             self.extras.extend(map(sub, lasts, firsts))
 
     def drop(self, count: int) -> None:
-        """Forget where the lowest ranges are."""
+        """Forget the lowest ``count`` ranges: only the floor tells that they are stored."""
         begin = self.drop_count
         end = begin + count
         firsts, extras, floor = self.firsts, self.extras, self.floor
@@ -181,7 +181,7 @@ class _Window:
 
 
 class _Part:
-    """The windows of some producers, and their limits, which `grew` keeps.
+    """The windows of some producers, and their limits, which `add_count` enforces.
 
     Attributes:
         windows: ordered by the time of the producers' latest messages, oldest first.
@@ -197,7 +197,7 @@ class _Part:
         self._window_max, self._producers_max, self._narrow = window_max, producers_max, narrow
 
     def open_window(self, producer: str, epoch: int, store_ms: int) -> _Window:
-        """The window of a producer, to be changed."""
+        """Return the window of a producer, which may be changed; create it if missing."""
         window = self.windows.get(producer)
         if window is None:
             window = self.windows[producer] = _Window.empty(epoch, store_ms)

@@ -178,7 +178,7 @@ def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffs
         for (group, topic), table in metadata.offset_resets.items()
         if topic == name
     }
-    younger = {group: first for group in offsets if (first := metadata.younger_queues.first(group, name)) is not None}
+    firsts = {group: metadata.younger_queues.first_queue(group, name) for group in offsets}
     return DeletedTopic(
         config=metadata.topics[name],
         identity=metadata.topic_identity(name),
@@ -189,13 +189,13 @@ def _row_of(metadata: Tables, command: DeleteTopic, ends: Mapping[int, QueueOffs
         ends=[ends.get(number, FIRST_OFFSET) for number in range(max(ends, default=-1) + 1)],
         offsets={group: offset_numbers(offsets[group]) for group in sorted(offsets)},
         resets={group: offset_numbers(resets[group]) for group in sorted(resets) if resets[group]},
-        younger=younger,
+        younger={group: first for group, first in firsts.items() if first is not None},
         forbidden=sorted(group for group, topic in metadata.forbidden if topic == name),
     )
 
 
 def _first_unacked(metadata: Tables, group: str, topic: str, queue_id: int, offset: QueueOffset) -> QueueOffset:
-    """A group's offset, or its first popped message without an acknowledgement, which would not be redelivered."""
+    """Return a group's offset, or an earlier popped message that is open: a restore redelivers it."""
     first = metadata.pops.get((group, topic, queue_id)).first_open()
     return offset if first is None else max(min(offset, first), metadata.former_topics.begin(topic, queue_id))
 

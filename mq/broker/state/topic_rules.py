@@ -58,7 +58,7 @@ def auto_create(
     return PutTopic(config=new_config, timestamp_ms=timestamp_ms, unless_there=True)
 
 
-def why_not_created(metadata: Metadata, topic: str) -> str:
+def explain_missing_topic(metadata: Metadata, topic: str) -> str:
     """Return why a message does not create its topic, and what an operator can do about it."""
     if topic in metadata.deleted_topics.rows:
         return (

@@ -32,7 +32,7 @@ class YoungerQueues(StateTable):
         first = self._first.get((group, topic))
         return first is not None and queue_id >= first
 
-    def first(self, group: str, topic: str) -> int | None:
+    def first_queue(self, group: str, topic: str) -> int | None:
         """Return the first queue that was added to a topic after the group stored offsets; None without one."""
         return self._first.get((group, topic))
 

@@ -83,7 +83,7 @@ class CheckTrack:
 
 
 class _Load:
-    """Half messages that a worker thread loads from disk; behind them, a cursor continues at ``next_offset``."""
+    """Half messages that a worker thread loads from disk. The cursor continues at ``next_offset`` after them."""
 
     __slots__ = ("has_ended", "next_offset", "offsets")
 
@@ -305,7 +305,7 @@ class CheckBacks(Service):
         return overdue
 
     def _are_loaded(self, key: int, offsets: list[QueueOffset], next_offset: QueueOffset) -> bool:
-        """Whether half messages are read without a wait for the disk, or a worker thread has tried to load them.
+        """Whether half messages can be read without a wait for the disk, or a worker thread has tried to load them.
 
         If not, the thread loads them; `run` asks again. ``key`` is the number of a cursor, or `_POSTPONED`.
         """
@@ -330,7 +330,7 @@ class CheckBacks(Service):
         return message is not None and self._immune_ms(message) > 0
 
     def _readable(self, offset: QueueOffset) -> StoredMessage | None:
-        """The half message at an offset; None if it was deleted, or this disk cannot read it."""
+        """Return the half message at an offset; None if it was deleted, or this disk cannot read it."""
         try:
             return self._halves.message(offset)
         except _UNREADABLE as error:
@@ -346,7 +346,7 @@ class CheckBacks(Service):
                 self._ask(message, number)
 
     def _immune_ms(self, message: StoredMessage) -> int:
-        """Milliseconds for which the producer of a message wants no check."""
+        """Return for how many milliseconds the producer of a message wants no check."""
         wanted_ms = immunity_ms(
             message.properties.get(props.CHECK_IMMUNITY_SECONDS), round(self._timeout_seconds * 1000)
         )
@@ -373,7 +373,7 @@ class CheckBacks(Service):
     # -- giving up ---------------------------------------------------------------------------------------------------
 
     def _behind_the_last_cursor(self, now: float) -> Iterator[QueueOffset]:
-        """Open and not postponed half messages behind the last cursor."""
+        """Yield the open half messages behind the last cursor that are not postponed."""
         behind = self._last + 1
         begin = max(self._positions[behind], self._halves.marks.low)
         limit = self._tracks[self._last].position_before(now)
@@ -415,7 +415,7 @@ class CheckBacks(Service):
 
 
 def _check_request(message: StoredMessage, number: int, opaque: int, broker_name: str) -> bytes:
-    """The request, with the message as if it were in its original queue."""
+    """Return the check-back request, with the message as if it were in its original queue."""
     unique_key = message.properties.get(props.UNIQUE_KEY, "")
     topic = message.properties.get(props.REAL_TOPIC, "")
     properties = props.fit(message.properties | {props.TRANSACTION_CHECK_TIMES: str(number)}).decode()

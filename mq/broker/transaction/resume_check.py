@@ -118,7 +118,7 @@ class ResumeCheck(Service):
         return message.queue_offset, raw
 
     def _forget_lost(self) -> list[PendingCommand]:
-        """Commands that drop marks of messages that the queue no longer has."""
+        """Return commands that drop the marks of messages that the queue does not have any more."""
         queue = self._store.get(UNENDED_TOPIC, _QUEUE_ID)
         first = FIRST_OFFSET if queue is None else queue.min_offset
         low = self._metadata.marks.get(UNENDED_TOPIC, _QUEUE_ID).low
@@ -133,7 +133,7 @@ class ResumeCheck(Service):
 
 
 def _without_check(properties: bytes) -> bytes:
-    """The properties with a check count of zero, in the format of stock brokers; it is checked at once."""
+    """Return the properties with a check count of zero, as stock brokers write them. The message is checked at once."""
     text = props.decode(properties.decode("utf-8", "replace")) | {props.TRANSACTION_CHECK_TIMES: "0"}
     text.pop(props.CHECK_IMMUNITY_SECONDS, None)
     result = props.encode(text).encode()

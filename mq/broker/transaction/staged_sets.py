@@ -23,7 +23,7 @@ from mq.broker.schedule.waiting_queues import WaitingQueues
 from mq.broker.settings import BrokerSettings
 from mq.broker.state.commands import Command, encode_command
 from mq.broker.state.format_level import LEVEL_OF_COMPACTION, LEVEL_OF_TRANSACTION_SETS
-from mq.broker.state.topic_rules import auto_create, why_not_created
+from mq.broker.state.topic_rules import auto_create, explain_missing_topic
 from mq.broker.transaction.half_messages import HALF_QUEUE_ID
 from mq.broker.write_path.internal_messages import check_sent_bytes
 from mq.broker.write_path.outcome import Outcome, Stored, answer_outcome
@@ -138,7 +138,7 @@ class StagedSets(Service):
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the producers' group: {error}") from error
 
     def _creations(self, message_set: TransactionSet) -> list[Command]:
-        """The commands that create topics for their first messages. Raises RequestRefused."""
+        """Return the commands that create topics for their first messages. Raises RequestRefused."""
         topics = sorted({message.topic for message in message_set.messages} - self._metadata.topics.keys())
         commands: list[Command] = []
         for topic in topics:
@@ -147,12 +147,12 @@ class StagedSets(Service):
                 now_ms = self._wall_clock_ms()
                 command = auto_create(self._metadata, topic, AUTO_CREATE_TEMPLATE, _AUTO_CREATE_QUEUES, now_ms)
             if command is None:
-                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, why_not_created(self._metadata, topic))
+                raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, explain_missing_topic(self._metadata, topic))
             commands.append(command)
         return commands
 
     def _check(self, message_set: TransactionSet, nbytes: int) -> None:
-        """Raises RequestRefused unless all messages can become visible together."""
+        """Raise RequestRefused unless all messages of the set can become visible together."""
         if not message_set.messages and not message_set.offsets:
             raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, "the transaction has no messages and no offsets")
         places = [(each.group, each.topic, each.queue_id) for each in message_set.offsets]
@@ -257,7 +257,7 @@ class StagedSets(Service):
 
 
 def _first_queue(message_set: TransactionSet) -> tuple[str, int]:
-    """The queue that stands for all in the properties of the half message, and in check-backs."""
+    """Return the queue that the half message and its check-backs name for the whole set."""
     assert message_set.messages or message_set.offsets, "a set without messages and offsets"
     first = message_set.messages[0] if message_set.messages else message_set.offsets[0]
     return first.topic, first.queue_id

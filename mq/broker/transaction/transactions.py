@@ -62,7 +62,7 @@ _NOT_FOUND = "Find prepared transaction message failed"
 class _Ends:
     """Half messages that end in one entry, and the requests that wait for it."""
 
-    __slots__ = ("advance", "again", "calls", "copies", "discards", "finish", "nbytes", "offsets", "visible_count")
+    __slots__ = ("advance", "calls", "copies", "discards", "finish", "nbytes", "offsets", "repeats", "visible_count")
 
     def __init__(self) -> None:
         self.offsets: list[QueueOffset] = []
@@ -76,7 +76,7 @@ class _Ends:
         self.finish: Callable[[], None] | None = None
         self.nbytes = 0
         self.calls: list[Call[EndTransaction]] = []
-        self.again: list[Call[EndTransaction]] = []
+        self.repeats: list[Call[EndTransaction]] = []
         """Repeated ends of them in the meantime: served again when this entry is committed."""
 
 
@@ -120,7 +120,7 @@ class Transactions(Service):
         yield Route(EndTransaction, self.handle_end, leader_only=True, repeatable=True)
 
     def resign(self) -> None:
-        """Serve the ends that are not in the log again, so that the new leader gets them."""
+        """Serve again the ends that are not in the log yet, so that the new leader gets them."""
         batch, self._batch = self._batch, None
         self._ends_of = {}
         if batch is not None:
@@ -228,7 +228,7 @@ class Transactions(Service):
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         call.drop_body()
         if (under_way := self._ends_of.get(offset)) is not None:
-            _wait_behind(under_way.again, call)
+            _wait_behind(under_way.repeats, call)
             return None
         if not ext.from_transaction_check:
             self._check_in_time(raw, text)
@@ -242,7 +242,7 @@ class Transactions(Service):
     def _end_set(
         self, offset: QueueOffset, position: PhysicalOffset, raw: RawRecord, call: Call[EndTransaction]
     ) -> None:
-        """Append the end of a set at once: offsets that others commit later count on its own. Raises RequestRefused."""
+        """Append the end of a set at once, so that offsets committed later follow its own. Raises RequestRefused."""
         ends = _Ends()
         ends.offsets.append(offset)
         if call.request.ext.commit_or_rollback == COMMITTED:
@@ -321,7 +321,7 @@ class Transactions(Service):
             )
 
     def _visible(self, position: PhysicalOffset, raw: RawRecord, text: str) -> InternalRecord:
-        """The message for consumers, at its time. Raises RequestRefused."""
+        """Return the message that consumers get, at its delivery time. Raises RequestRefused."""
         topic = props.find(text, props.REAL_TOPIC) or ""
         queue_id = props.real_queue_id(props.find(text, props.REAL_QUEUE_ID))
         priority = stored_priority(props.decode(text)) if PRIORITY_MARK in text else None
@@ -383,7 +383,7 @@ class Transactions(Service):
         if ends.finish is not None:
             ends.finish()
         if isinstance(outcome, DiskFull):
-            for call in (*ends.calls, *ends.again):
+            for call in (*ends.calls, *ends.repeats):
                 call.answer(call.response(ResponseCode.SERVICE_NOT_AVAILABLE, remark=outcome.remark))
             return
         if not isinstance(outcome, Stored):
@@ -410,13 +410,13 @@ class Transactions(Service):
 
     @staticmethod
     def _serve_again(ends: _Ends) -> None:
-        calls, ends.calls, ends.again = (*ends.calls, *ends.again), [], []
+        calls, ends.calls, ends.repeats = (*ends.calls, *ends.repeats), [], []
         for call in calls:
             call.dispatch()
 
 
 def _wait_behind(earlier: list[Call[EndTransaction]], call: Call[EndTransaction]) -> None:
-    """Queue an end behind others. Raises RequestRefused if there are too many."""
+    """Queue an end after earlier ones of the same half message. Raises RequestRefused if there are too many."""
     if len(earlier) >= _WAITING_MAX:
         offset = call.request.ext.half_queue_offset
         raise RequestRefused(

@@ -68,7 +68,7 @@ class InternalRecord:
             self.reconsume_times,
             self.prepared_offset,
         )
-        _note_sequence(None, self.properties, draft, position)
+        _add_sequence(None, self.properties, draft, position)
         if self.on_outcome is not None:
             draft.entry.callbacks.append((self.on_outcome, Stored(offset, position)))
 
@@ -134,7 +134,7 @@ class PendingSend:
             call.connection.host,
             ext.reconsume_times,
         )
-        _note_sequence(self.sequence, self.properties, draft, position)
+        _add_sequence(self.sequence, self.properties, draft, position)
         if not call.request.flag & ONEWAY_FLAG:
             more = None if self.more is None else self.more(Stored(offset, position), self.unique_key.decode())
             template, opaque, serialization = draft.reply_template, call.request.opaque, call.serialization
@@ -213,14 +213,14 @@ class AtomicGroup:
 
 
 def _tag_code(code: int, tail: QueueTail, draft: EntryDraft, properties: bytes) -> int:
-    """The code for the queue entry: the due time in a queue of delayed messages, else the tag code."""
+    """Return the code for the queue entry: the due time in a queue of delayed messages, else the tag code."""
     return code if tail.turn_ms is None else tail.turn_ms(draft.store_ms, tail.queue_id, properties)
 
 
-def _note_sequence(
+def _add_sequence(
     sequence: SequenceRange | None, properties: bytes, draft: EntryDraft, position: PhysicalOffset
 ) -> None:
-    """Note the sequence numbers of a message, given or in its properties."""
+    """Add the sequence numbers of a message to the draft: ``sequence``, or those in its properties."""
     if sequence is not None:
         draft.add_sequenced(SequencedRecord(*sequence, position, draft.store_ms))
     elif SEQUENCE_MARK in properties and (record := sequenced_record(properties, position, draft.store_ms)):

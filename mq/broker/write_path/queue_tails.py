@@ -163,7 +163,7 @@ class QueueTails(Service):
         return self._next_offset(queue, 0) if tail is None else tail.next_offset
 
     def _forget_some_lite(self) -> None:
-        """Forget the oldest tails, if they are too many and nothing of them is in flight."""
+        """Forget the oldest tails of lite topics, if they are too many and nothing of them is in flight."""
         while len(self._lite) >= LITE_TAILS_MAX:
             name, tail = next(iter(self._lite.items()))
             if tail.run is not None:

@@ -78,7 +78,7 @@ class QueuedSend(msgspec.Struct, gc=False):
         return self._finish_batch(draft, first, position)
 
     def _finish_batch(self, draft: EntryDraft, first: QueueOffset, position: PhysicalOffset) -> bytes | None:
-        """Finish a batch or a numbered batch; its first message has these offsets."""
+        """Finish a batch, whose first message has this queue offset and physical offset. Returns the reply."""
         call = self.call
         places = [position]
         for message in self.messages[:-1]:

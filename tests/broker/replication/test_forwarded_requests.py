@@ -201,8 +201,8 @@ async def test_proof_is_valid_for_one_challenge_only(broker: RunningBroker) -> N
     settings = broker.settings
     secrets = read_secrets(str(settings.secret_path))
     call = PeerCall(identity=settings.identity, node_id="n9", address=settings.listen, secrets=secrets, nonce=bytes(32))
-    challenge = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
-    proof = call.on_response(as_response(challenge))
+    challenge = await client.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.initial_frame()))
+    proof = call.next_frame(as_response(challenge))
     assert proof is not None
     recorded = fields_of(proof)
     assert (await client.request(RequestCode.AUTHENTICATE_REPLICA, recorded)).code == ResponseCode.SUCCESS
@@ -212,7 +212,7 @@ async def test_proof_is_valid_for_one_challenge_only(broker: RunningBroker) -> N
         stranger = await broker.connect()
         for asks_first in (False, True):
             if asks_first:
-                await stranger.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.first()))
+                await stranger.request(RequestCode.AUTHENTICATE_REPLICA, fields_of(call.initial_frame()))
             answer = await stranger.request(RequestCode.AUTHENTICATE_REPLICA, fields)
             assert (answer.code, answer.remark) == (ResponseCode.NO_PERMISSION, "authentication failed")
         assert (await forward(broker, stranger, frame)).code == ResponseCode.NO_PERMISSION
