@@ -98,7 +98,7 @@ class Elsewhere:
     def add(self, call: Call[Any], *rest: object) -> None:
         self.taken.append((repr(call.request), call.body, *map(repr, rest)))
 
-    def takes(self, call: Call[Any]) -> bool:
+    def store_elsewhere(self, call: Call[Any]) -> bool:
         self.taken.append((repr(call.request), call.body))
         return True
 

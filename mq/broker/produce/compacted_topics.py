@@ -82,8 +82,8 @@ class CompactedTopics:
         if self.is_full and (batches.has_bodies(call, tail) if ext.batch else call.body):
             raise RequestRefused(
                 ResponseCode.SYSTEM_BUSY,
-                f"the compacted topics of this broker group have {self.keys_max} keys, and it may not remember more: "
-                "raise its setting compacted_keys_max, or send messages without a body for keys that may go",
+                f"the compacted topics of this broker group have {self.keys_max} keys, the maximum: raise the "
+                "setting compacted_keys_max, or delete keys: send a message without a body for each",
             )
 
     def hold_send(self, call: Call[SendRequest], queue_id: int) -> bool:

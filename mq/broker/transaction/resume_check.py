@@ -77,7 +77,7 @@ class ResumeCheck(Service):
         message_id = call.request.ext.message_id
         offset, raw = self._find(message_id)
         if self._metadata.marks.get(UNENDED_TOPIC, _QUEUE_ID).is_done(offset):
-            return call.response(remark="it was resumed before")
+            return call.response(remark="check-backs of this message were resumed before")
         if offset in self._under_way:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, f"message {message_id} is being resumed")
         under_way = self._under_way

@@ -135,7 +135,7 @@ class StagedSets(Service):
         try:
             check_group(group)
         except NameRefused as error:
-            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"the producers' group: {error}") from error
+            raise RequestRefused(ResponseCode.MESSAGE_ILLEGAL, f"invalid producer group: {error}") from error
 
     def _creations(self, message_set: TransactionSet) -> list[Command]:
         """Return the commands that create topics for their first messages. Raises RequestRefused."""

@@ -420,7 +420,7 @@ def _wait_behind(earlier: list[Call[EndTransaction]], call: Call[EndTransaction]
     if len(earlier) >= _WAITING_MAX:
         offset = call.request.ext.half_queue_offset
         raise RequestRefused(
-            ResponseCode.SYSTEM_BUSY, f"half message {offset} is already being ended by the maximum number of requests"
+            ResponseCode.SYSTEM_BUSY, f"the maximum number of requests wait for half message {offset} to end"
         )
     call.drop_body()
     earlier.append(call)
