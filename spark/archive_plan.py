@@ -143,7 +143,7 @@ class ArchivePlan:
     def _archive_of(self, part: LogRange, survey: Survey) -> ArchivedLog:
         key = part.topic, part.broker_name
         if key not in survey.archives:
-            raise Unreachable(part.broker_name, f"no replica told how much of topic {part.topic!r} is archived")
+            raise Unreachable(part.broker_name, f"no replica reported how much of topic {part.topic!r} is archived")
         archive = survey.archives[key]
         if archive is None:
             raise PlanInvalid(

@@ -122,7 +122,7 @@ def demo(
     base = directory or Path(tempfile.mkdtemp(prefix="raftmq-demo-spark-"))
     base.mkdir(parents=True, exist_ok=True)
     if any(base.iterdir()):
-        raise CommandFailed(f"{base} is not empty; the demonstration needs a directory of its own")
+        raise CommandFailed(f"{base} is not empty; the demonstration needs an empty directory")
     console.print(f"{lines:,} lines from the Python sources in {source_directory()}; data in {base}", soft_wrap=True)
     try:
         with client_errors():

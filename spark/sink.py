@@ -151,7 +151,7 @@ def _micro_batch() -> WriteId:
     batch = context and context.getLocalProperty(_BATCH_ID)
     if not query or not batch or not batch.isdecimal():
         raise RuntimeError(
-            f"this version of Spark does not tell tasks which micro-batch they are of: {_QUERY_ID} is {query!r}, "
+            f"this version of Spark does not tell tasks to which micro-batch they belong: {_QUERY_ID} is {query!r}, "
             f"{_BATCH_ID} is {batch!r}; nothing was written"
         )
     if int(batch) > BATCH_MAX:

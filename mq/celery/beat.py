@@ -105,14 +105,14 @@ class ScheduleScheduler(Scheduler):
         if isinstance(entry.args, BeatLazyFunc) or any(isinstance(value, BeatLazyFunc) for value in values):
             raise _entry_error(entry, "has a BeatLazyFunc, which brokers cannot call: compute the value in the task")
         if self.app.conf.task_always_eager:
-            raise ImproperlyConfigured("with task_always_eager, tasks run where they are sent: brokers run none")
+            raise ImproperlyConfigured("with task_always_eager, tasks run in the sending process, not by brokers")
 
     def _schedule(self, entry: Any, session: Session, owner: str) -> Schedule:
         self._check(entry)
         template, exchange, routing_key = self._template_of(entry)
         queue = session.call(session.single_queue, exchange, routing_key)
         if queue is None:
-            raise _entry_error(entry, f"goes to no single queue: exchange {exchange!r}, routing key {routing_key!r}")
+            raise _entry_error(entry, f"is not sent to one queue: exchange {exchange!r}, routing key {routing_key!r}")
         topic, levels = queue
         return Schedule(
             _name(owner, entry.name),
@@ -246,7 +246,7 @@ async def push_schedules(schedules: Schedules, owner: str, targets: Mapping[str,
         else:
             if count == before:
                 return count
-    raise SchedulingError(f"another process changes {owner}'s schedules too: after {count} changes they differ")
+    raise SchedulingError(f"another process also changes {owner}'s schedules: they differ after {count} changes")
 
 
 async def _put(schedules: Schedules, target: Schedule, there: ScheduleStatus | None) -> int:

@@ -69,7 +69,7 @@ def demo(
             base = Path(tempfile.mkdtemp(prefix="raftmq-demo-"))
         base.mkdir(parents=True, exist_ok=True)
         if any(base.iterdir()):
-            raise CommandFailed(f"{base} is not empty; the demonstration needs a directory of its own")
+            raise CommandFailed(f"{base} is not empty; the demonstration needs an empty directory")
         console.print(
             f"{len(text):,} lines from the Python sources in {source_directory()}; data and logs in {base}",
             soft_wrap=True,

@@ -85,7 +85,7 @@ def settings_to_create(
     if others:
         raise CommandFailed(
             f"topic {topic} exists with other settings: {shape(others)}. Nothing was changed. To create it in "
-            f"{', '.join(new_groups)} with settings of its own, pass --group; to change it, use raftmq topic update",
+            f"{', '.join(new_groups)} with other settings, pass --group; to change it, use raftmq topic update",
             EXIT_FAILED,
         )
     return settings, new_groups

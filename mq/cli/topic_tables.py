@@ -91,7 +91,7 @@ def _follow(command: str, file: Path, master: str | None, driver_memory: str | N
         )
     if process.returncode:
         raise CommandFailed(
-            f"Spark ended with exit code {process.returncode}: what it said is above. Run it again: it continues where "
+            f"Spark ended with exit code {process.returncode}; its output is above. Run it again: it continues where "
             f"the table ends",
             EXIT_FAILED,
         )
@@ -183,7 +183,7 @@ def _result(command: str, file: Path, master: str | None, driver_memory: str | N
     if failure is not None:
         raise CommandFailed(failure["error"], failure["code"])
     if result is None:
-        raise CommandFailed("Spark ended without a result: what it said is above", EXIT_FAILED)
+        raise CommandFailed("Spark ended without a result; its output is above", EXIT_FAILED)
     return result
 
 

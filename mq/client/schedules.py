@@ -232,7 +232,7 @@ class Schedules:
             where = f"in broker group {broker}" if broker is not None else "in any broker group"
             raise ScheduleNotFound(ResponseCode.SCHEDULE_NOT_EXIST, f"there is no schedule {name!r} {where}", "brokers")
         if len(holders) > 1:
-            raise NoRoute("", f"the broker groups {', '.join(sorted(holders))} have a schedule {name!r}: name one")
+            raise NoRoute("", f"the broker groups {', '.join(sorted(holders))} have a schedule {name!r}: choose one")
         [holder] = holders.values()
         return holder
 

@@ -64,7 +64,7 @@ class Jobs:
     ) -> ChangeInProgress:
         """Start a change in ``nursery``. Raises TooManyJobs."""
         if sum(not each.ended for each in self._jobs.values()) >= RUNNING_MAX:
-            raise TooManyJobs(f"{RUNNING_MAX} changes like this are under way: wait until one has ended")
+            raise TooManyJobs(f"{RUNNING_MAX} changes like this are in progress: wait until one has ended")
         self._last += 1
         job = self._jobs[self._last] = ChangeInProgress(self._last, user, what, back)
         for number in [each.number for each in self._jobs.values() if each.ended][: max(0, len(self._jobs) - JOBS_MAX)]:

@@ -123,7 +123,7 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
     """
     previous = load_ports(directory / PORTS_FILE)
     if previous is not None and len(previous.clients) != nodes:
-        raise ServersFailed(f"{directory} holds a group of {len(previous.clients)} replicas, not of {nodes}")
+        raise ServersFailed(f"{directory} has a group of {len(previous.clients)} replicas, not of {nodes}")
     group_ports = ports or previous or Ports.conventional(nodes)
     if shared_namesrv is not None:
         group_ports = replace(group_ports, namesrv=shared_namesrv)

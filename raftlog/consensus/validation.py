@@ -67,7 +67,7 @@ def _check_leader(core: CoreState, message: AppendReq | Heartbeat) -> None:
 
 def _check_position(core: CoreState, message: AppendResp | HeartbeatResp, index: LogIndex) -> None:
     if index > core._log.last_index:
-        raise PeerMessageInvalid(f"{message.src} claims to hold entry {index}, the log ends at {core._log.last_index}")
+        raise PeerMessageInvalid(f"{message.src} claims to have entry {index}, the log ends at {core._log.last_index}")
 
 
 def _check_entries(core: CoreState, message: AppendReq) -> None:

@@ -204,7 +204,7 @@ class S3Store:
         except NotStored as error:
             if self.load_manifest() != content:  # equal if the answer to the first attempt was lost
                 raise ManifestChanged(
-                    self.name, "another run has changed this backup meanwhile; what this run copied does not count"
+                    self.name, "another run has changed this backup meanwhile; the result of this run was discarded"
                 ) from error
 
     def check_conditions(self) -> None:

@@ -205,8 +205,7 @@ class Loop:
             start = self._pipeline.start
             if isinstance(start, int) and start > self._wall_clock_ms():
                 raise CommitRefused(
-                    f"start is in the future, at {time_of(start)}: the table would begin with the next message, "
-                    f"whenever that comes. For that, set start to latest"
+                    f"start is in the future, at {time_of(start)}; to begin with the next message, set start to latest"
                 )
             position = self._source.beginning()
             columns = self._pipeline.decode.columns

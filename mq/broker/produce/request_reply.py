@@ -136,7 +136,7 @@ class Replies(Service):
         """Request codes 324 and 325: push or store a reply, and answer then. Raises RequestRefused if both failed."""
         ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
-            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are under way")
+            raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are in flight")
         tail = self._sends.queue_of(call)
         if tail is None:
             return

@@ -133,7 +133,7 @@ class HandlerPool:
         if self._board.streams:
             raise AlreadyOpen(
                 f"a task reads messages of this consumer of group {self._group} in a loop, or by receive(), and run() "
-                "would take them for the handlers: use one of both, or open another consumer"
+                "would pass them to handlers: use only one of the two, or open another consumer"
             )
         if self._end_event is not None and not self._end_event.is_set():
             raise AlreadyOpen(

@@ -427,7 +427,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         """Return the messages that `poll` has returned since the last commit, for a transaction. Raises ValueError."""
         self._open_core()
         if messages is not None:
-            raise ValueError("a pull consumer gives all that it has returned since its last commit: pass no messages")
+            raise ValueError("a pull consumer commits all messages that it has returned: pass no messages")
         if self._in_transaction:
             raise ValueError(f"{self} is in another transaction, which has not ended")
         began = self._uncommitted

@@ -101,7 +101,7 @@ class Numbering:
         if self._made_in != os.getpid():
             raise ValueError(
                 f"the producer id {self.producer_id!r} belongs to process {self._made_in}, which made this producer: "
-                "make a producer in each process, with an id of its own, or use numbered=True"
+                "make a producer in each process, with a different id, or use numbered=True"
             )
         self._next = max(self._next, time.time_ns() // 1000 if self._first is None else self._first)
 

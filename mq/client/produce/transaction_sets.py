@@ -325,7 +325,7 @@ class SetTransaction(Generic[BodyT]):
         if len(groups) > 1:
             raise MessageRefused(
                 f"the transaction has queues of the broker groups {', '.join(sorted(groups))}, and a transaction is in "
-                "one: consume the queues of each broker group with a consumer and transactions of its own, and send "
+                "one: consume the queues of each broker group with separate consumers and transactions, and send "
                 "to queues of that group (`queue=`), without a sharding key that leads elsewhere"
             )
         group = next(iter(groups), None)

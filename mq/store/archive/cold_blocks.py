@@ -340,7 +340,7 @@ class ColdBlocks:
         if index is None:
             raise BackupRefused(
                 store.path(file.name),
-                "it has no index yet, since `raftmq backup` has stored it: the replica that archives derives it",
+                "it has no index yet, since `raftmq backup` has stored it: the archiving replica will add it",
             )
         name, path = f"{index.sha256[:16]}.{file.start:020d}", store.path(index.name)
         content = self._cache.get(name)

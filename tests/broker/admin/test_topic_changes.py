@@ -87,7 +87,7 @@ async def test_topic_gets_into_a_later_broker_group_with_its_settings(tmp_path: 
             refused = await refusal(EXIT_FAILED, "topic", "create", "New", "--queues", "4", *at)
             assert refused == (
                 "topic New exists with other settings: 3 queues, perm rw, in order, message type fifo in broker-a. "
-                "Nothing was changed. To create it in broker-b with settings of its own, pass --group; to change it, "
+                "Nothing was changed. To create it in broker-b with other settings, pass --group; to change it, "
                 "use raftmq topic update"
             )
             assert "already exists" in await refusal(EXIT_FAILED, "topic", "create", "New", "--group", "broker-a", *at)

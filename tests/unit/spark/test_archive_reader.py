@@ -217,7 +217,7 @@ def test_group_without_an_archive_is_refused_with_the_remedy(group: Group) -> No
 
 
 def test_group_that_does_not_answer_is_reported(group: Group) -> None:
-    with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
+    with pytest.raises(Unreachable, match="no replica reported how much of topic 'T' is archived"):
         group.with_archives(*WHOLE, found=group.survey._replace(archives={}))
 
 

@@ -497,6 +497,6 @@ def test_stream_of_the_archive_waits_for_a_replica_that_answers(cluster: Cluster
     assert 0 < cluster.now < 1
     again = cluster.progress(readMode="archive", readDeadline="5s")
     cluster.tells_archives = 1000
-    with pytest.raises(Unreachable, match="no replica told how much of topic 'T' is archived"):
+    with pytest.raises(Unreachable, match="no replica reported how much of topic 'T' is archived"):
         again.partitions(begin, end)
     assert 4 < cluster.now < 7
