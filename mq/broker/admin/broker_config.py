@@ -167,7 +167,7 @@ class BrokerConfig(Service):
             elif value != current[name]:
                 why = f": {WHY_FIXED[ours]}" if ours in WHY_FIXED else ""
                 raise RequestRefused(
-                    ResponseCode.NO_PERMISSION, f"{name} stays {current[name]!r} until the broker restarts{why}"
+                    ResponseCode.NO_PERMISSION, f"{name} is {current[name]!r} until the broker restarts{why}"
                 )
         return changes
 
