@@ -1,1 +1,1 @@
-"""Bulk reads of topics, and a sink, for Apache Spark."""
+"""A data source and a sink for Apache Spark: reads topics in bulk, and writes rows as messages."""

@@ -26,14 +26,14 @@ FILES: Final = (CREDENTIALS, TLS_CA, TLS_CERTIFICATE, TLS_KEY)
 
 
 class Access(NamedTuple):
-    """The account whose keys sign each request, and the settings of TLS; None for none."""
+    """The account whose keys sign each request, and the TLS settings; None where the process has none."""
 
     credentials: Credentials | None
     tls: ssl.SSLContext | None
 
     @property
     def who(self) -> str:
-        """The account for people; never its secret key."""
+        """Describe the account in texts for people, without its secret key."""
         return "without an account" if self.credentials is None else f"as {self.credentials.access_key}"
 
 
@@ -41,7 +41,7 @@ NOBODY: Final = Access(None, None)
 
 
 def access(environment: Mapping[str, str] | None = None) -> Access:
-    """The access settings of the environment, by default of this process. Files are read again when they have changed.
+    """Read the access settings from the environment, by default of this process. Reads changed files again.
 
     Raises CredentialsInvalid for keys, files or values that cannot be used.
     """
@@ -66,7 +66,7 @@ def _read(values: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Acces
 
 
 def use(account: Mapping[str, str]) -> None:
-    """Use this account in this process and its children; settings that it lacks stay unchanged.
+    """Make this process and its children use this account. Settings that it lacks stay unchanged.
 
     Raises CredentialsInvalid.
     """
@@ -78,7 +78,7 @@ def use(account: Mapping[str, str]) -> None:
 
 
 def for_executors() -> dict[str, str]:
-    """The variables that executors of a cluster need: names of files, which are there, too. Keys are not among them,
+    """Return the variables to set on the executors of a cluster: names of files that exist on them. Keys are left out,
     since Spark shows the environment of its executors.
     """
     return {name: os.environ[name] for name in (TLS, *FILES) if name in os.environ}

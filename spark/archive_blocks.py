@@ -1,4 +1,4 @@
-"""Opens the archive of a broker group, for drivers and tasks. It needs the extra ``s3``, where it is used."""
+"""Opens the archive of a broker group, for drivers and tasks. A program that uses it needs the extra ``s3``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OpenArchive = Callable[[ArchivedLog, float], TopicBlocks]
 
 
 def open_archive(archive: ArchivedLog, answer_seconds: float) -> TopicBlocks:
-    """Open an archive, with credentials from the environment of this process; nothing is sent yet."""
+    """Open an archive with credentials from the environment of this process. Sends no request yet."""
     return TopicBlocks(
         ArchivePlace(*archive),
         answer_seconds=answer_seconds,

@@ -1,4 +1,4 @@
-"""Plans which part of each partition is read from the archive: all that was archived when the partition was planned.
+"""Decides which part of each partition a task reads from the archive: all that is archived when the query is planned.
 
 A replica that its leader has confirmed to be up to date says up to where the log is archived. The driver follows the
 chain of the log from there back to the oldest wanted message, through one index for each file; so a task can check its
@@ -28,7 +28,7 @@ _PAUSE_SECONDS_MAX: Final = 1.0
 
 
 class ArchivePlan:
-    """The archives of a query. Call `close` at the end, or use it as a context manager.
+    """Reads the archives of a query while it is planned. Call `close` at the end, or use it as a context manager.
 
     Args:
         open_archive: for tests.
@@ -65,7 +65,7 @@ class ArchivePlan:
         self._open_blocks.clear()
 
     def with_archives(self, parts: Sequence[LogRange], survey: Survey) -> list[LogRange]:
-        """The partitions, each with the part to read from the archive. ``survey`` must be detailed.
+        """Return the partitions, each with the part to read from the archive. ``survey`` must be detailed.
 
         Raises:
             PlanInvalid: a broker group has no archive.

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class ArchiveTaskReader(BulkTaskReader):
-    """Reads one partition that begins in the archive. Arguments as for `TaskReader`."""
+    """Reads one partition that begins in the archive. Has the arguments of `TaskReader`."""
 
     open_archive = staticmethod(open_archive)
     """Replaceable by tests."""

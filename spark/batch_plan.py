@@ -1,4 +1,4 @@
-"""Plans a batch on the driver: its messages, its partitions, and their leases. No PySpark here."""
+"""Plans a batch on the driver: its messages, its partitions, and their leases. Does not use PySpark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spark.plan import LogRange, scan
 def plan_batch(
     options: ReadOptions, narrowing: Narrowing, connect: Callable[[str, float], Connection] = Connection
 ) -> list[LogRange]:
-    """The partitions of a scan; its end is fixed here. ``connect`` creates a connection to an address.
+    """Return the partitions of a scan up to the present ends of the queues. ``connect`` connects to an address.
 
     Raises PlanInvalid, Unreachable; ReadFailed if an archive cannot be read.
     """

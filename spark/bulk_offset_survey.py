@@ -1,5 +1,4 @@
-"""Planning with raftmq brokers: one response describes all queues of a topic, and one has the ends of many topics where
-only ends are needed.
+"""Surveys topics with raftmq's own requests: one response describes all queues of a topic, or the ends of many topics.
 
 Planning uses followers, so that it costs the leader one small request at most. With consistency *latest* the first
 replica gets the commit position from its leader; with *committed* all followers report their ends.
@@ -28,7 +27,7 @@ _NOTHING: Final = QueueEnds(0, 0)
 
 
 class TopicPlan(NamedTuple):
-    """The queues of a topic on one replica. ``places`` are the queue offsets at the starts of its log files.
+    """The queues of a topic on one replica. ``places`` has the queue offsets at the start of each of its log files.
 
     ``queues`` are by queue id, from 0 on; ``positions`` are those starts, after the start of the whole log. ``archive``
     is the broker group's, if it has one.
@@ -42,7 +41,7 @@ class TopicPlan(NamedTuple):
 
 
 class BulkSurveyor(Surveyor):
-    """Queries name servers, and brokers with planning requests.
+    """Queries name servers, and asks raftmq brokers with planning requests.
 
     Args:
         namesrv, timeout, connect: see `Surveyor`.
@@ -70,7 +69,7 @@ class BulkSurveyor(Surveyor):
         self._plans: dict[tuple[str, str], TopicPlan] = {}
 
     def survey(self, subscription: Subscription, *, strict: bool = True, previous: Survey | None = None) -> Survey:
-        """Survey as `Surveyor.survey`; with identities, and with places if details are wanted.
+        """Survey as `Surveyor.survey`, but with topic identities, and with places if details are requested.
 
         Raises also PlanInvalid if the brokers are not raftmq's.
         """
@@ -84,7 +83,7 @@ class BulkSurveyor(Surveyor):
         )
 
     def add_details(self, survey: Survey) -> Survey:
-        """Add details from any replica that answers: they may be slightly older or newer.
+        """Add details from any replica that responds. They may be slightly older or newer than the survey.
 
         Where archives are read: from a replica that is up to date, or else from the one with the newest archive, and
         with the others' claims of it.
@@ -243,7 +242,7 @@ def surveyor_of(
     detail: bool,
     otherwise: Consistency,
 ) -> Surveyor:
-    """The surveyor for the mode in the options; ``otherwise`` is the default consistency."""
+    """Return the surveyor for the read mode in the options. ``otherwise`` is the default consistency."""
     timeout = options.fetch_timeout_ms / 1000
     if options.read_mode == "pull":
         return Surveyor(options.namesrv, timeout, connect)

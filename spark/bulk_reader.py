@@ -46,7 +46,7 @@ class Busy(Exception):
 
 
 class BulkTaskReader(TaskReader):
-    """Reads one partition from raftmq replicas. Arguments and errors as for `TaskReader`."""
+    """Reads one partition from raftmq replicas by bulk reads. Has the arguments and errors of `TaskReader`."""
 
     _bytes_max = _FIRST_BYTES
     _hold_at = 0.0

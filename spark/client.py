@@ -45,7 +45,7 @@ class Unreachable(Exception):
 
 
 class ServerError(Exception):
-    """The server responded with an error; ``code`` is RocketMQ's."""
+    """The server responded with an error; ``code`` is RocketMQ's response code."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
         user = f", asked {access().who}" if code == ResponseCode.NO_PERMISSION else ""
@@ -56,7 +56,7 @@ class ServerError(Exception):
 
 
 class BrokerResponse(NamedTuple):
-    """A response's header and body. The body's memory is not reused."""
+    """The header and the body of a response. The connection does not reuse the body's memory."""
 
     code: int
     remark: str
@@ -65,7 +65,7 @@ class BrokerResponse(NamedTuple):
 
 
 class Connection:
-    """One connection; responses arrive in any order, and are matched by request number.
+    """A connection to a server. It matches responses, which arrive in any order, to requests by their number.
 
     Requests are signed, and encrypted, as the environment says (`spark.access`).
 
@@ -105,7 +105,7 @@ class Connection:
         self._input.register(self._socket, select.POLLIN)
 
     def send(self, code: int, ext: dict[str, str], body: bytes = b"") -> int:
-        """Send a request; returns its number, for `receive`. Raises Unreachable."""
+        """Send a request. Returns its number, to pass to `receive`. Raises Unreachable."""
         self._opaque += 1
         if self._credentials is not None:
             ext = self._credentials.sign(code, ext, body)
@@ -199,7 +199,7 @@ class TopicRoute(NamedTuple):
 
 
 class NameServers:
-    """The name servers of a cluster; a request is sent to them in turn, until one responds.
+    """The name servers of a cluster. Sends each request to one after another until one responds.
 
     Args:
         addresses: ``HOST:PORT`` of each.
@@ -215,7 +215,7 @@ class NameServers:
         self._connect = connect
 
     def route(self, topic: str) -> TopicRoute:
-        """The route of a topic.
+        """Return the route of a topic.
 
         Raises:
             ServerError: the topic does not exist.
@@ -228,14 +228,14 @@ class NameServers:
         )
 
     def routes(self, topics: Sequence[str]) -> dict[str, TopicRoute]:
-        """The routes of topics, pipelined; topics that do not exist are left out.
+        """Return the routes of topics, with all requests in flight at once. Leaves out topics that do not exist.
 
         Raises Unreachable: no name server responded; ServerError: one refused for another reason.
         """
         return self._ask(lambda connection: dict(_routes(connection, topics)))
 
     def topics(self) -> list[str]:
-        """The names of all topics. Raises Unreachable, ServerError."""
+        """Return the names of all topics. Raises Unreachable, ServerError."""
         return sorted(
             self._ask(
                 lambda connection: _ask_document(connection, RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, {})

@@ -1,4 +1,4 @@
-"""Stored records as columns: from the bytes of a response to Arrow record batches.
+"""Turns stored records into columns: the bytes of a response into Arrow record batches.
 
 numpy and Arrow decode all records of a response together, without a Python step per record: about fourteen times as
 fast as one by one. The fast path requires that all records have hosts of the same length and the same record version,
@@ -50,13 +50,13 @@ class Source(NamedTuple):
 
 
 def schema_of(names: Sequence[str]) -> Any:
-    """The Arrow schema of the named columns; all of them are nullable."""
+    """Return the Arrow schema of the named columns, all of them nullable."""
     return pa.schema([(name, _TYPES[name]) for name in names])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """Limits of decompressed bodies."""
+    """Limits on the size of decompressed bodies."""
 
     bodies_bytes_max: int = 64 * 1024 * 1024
     """A batch ends at the record with which its decompressed bodies reach this, which bounds a worker's memory."""
@@ -77,7 +77,7 @@ def decode_batches(
     without_bodies: bool = False,
     limits: BodyLimits = DEFAULT,
 ) -> Iterator[Any]:
-    """The records of a response as `pyarrow.RecordBatch`, usually one, with the columns ``names``.
+    """Decode the records of a response into `pyarrow.RecordBatch`, usually one, with the columns ``names``.
 
     Args:
         data: the records, back to back; it must not change while the batches live.
@@ -116,7 +116,7 @@ def decode_batches(
 
 
 def offset_batches(ranges: Iterable[tuple[int, int, int]], names: Sequence[str], source: Source) -> Iterator[Any]:
-    """A row for each message of the ranges, each (queue id, start, end); ``names`` are of `OFFSET_COLUMNS` only."""
+    """Yield a row for each message of the ranges (queue id, start, end); ``names`` must be of `OFFSET_COLUMNS`."""
     schema = schema_of(names)
     for queue_id, start, end in ranges:
         for begin in range(start, end, OFFSET_ROWS_MAX):

@@ -1,4 +1,4 @@
-"""The Spark demonstration: `make demo-spark`.
+"""Runs the Spark demonstration of `make demo-spark`.
 
 Three replicas, half a million lines of text, and a Spark that reads them as they arrive. Meanwhile a follower is
 killed, and later leadership is transferred; at the end everything is counted. Then the topic becomes a table of Apache
@@ -52,7 +52,7 @@ STALLED_SECONDS_MAX = 240.0
 
 @dataclass(slots=True)
 class DemoState:
-    """The state shared by the tasks of one demonstration; all of them run in one thread."""
+    """The state that the tasks of one demonstration share. All of them run in one thread."""
 
     lines: int
     sent: int = 0
@@ -69,12 +69,12 @@ class DemoState:
     change: trio.Event = field(default_factory=trio.Event)
 
     def wake(self) -> None:
-        """Let all waiting tasks check their conditions, since the state has changed."""
+        """Wake all waiting tasks, which check their conditions again because the state has changed."""
         self.change.set()
         self.change = trio.Event()
 
     async def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until a condition on this state holds."""
+        """Wait until ``is_so`` returns true."""
         while not is_so():
             await self.change.wait()
 
@@ -148,7 +148,7 @@ def demo(
 
 
 def table_of(state: DemoState) -> Table:
-    """The results for people."""
+    """Return the results as a table for people."""
     nothing = dict.fromkeys(("read", "twice", "written", "written_twice", "not_written"), 0)
     outcome = state.outcome or {**nothing, "missing": state.lines, "words": {}, "words_agree": False}
     words = ", ".join(f"{word} {count:,}" for word, count in itertools.islice(outcome["words"].items(), 5))

@@ -28,7 +28,7 @@ class IcebergMissing(Exception):
 
 
 async def fetch_iceberg(directory: Path, environment: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Install PySpark into ``directory``, and let it fetch Iceberg; both only if they are not there.
+    """Install PySpark into ``directory`` and let it download Iceberg, unless they are there already.
 
     Args:
         environment: variables of Spark's processes, with the directory as their first source of packages.

@@ -27,13 +27,13 @@ STALLED_SECONDS_MAX: Final = 120.0
 
 
 def words_of(lines: DataFrame) -> DataFrame:
-    """The number of times that each word is in these lines, the most frequent first."""
+    """Count the words of these lines, the most frequent first."""
     word = f.explode(f.split(f.col("body").cast("string"), r"[^A-Za-z_]+"))
     return lines.select(word.alias("word")).where("word != ''").groupBy("word").count().orderBy(f.desc("count"), "word")
 
 
 def definitions_in(lines: DataFrame) -> DataFrame:
-    """The lines that define a function or a class."""
+    """Return the lines that define a function or a class."""
     return lines.where("ltrim(cast(body as string)) rlike '^(async |def |class )'").select("keys", "body")
 
 
@@ -55,7 +55,7 @@ def start_query(writer: Any) -> Any:
 
 
 class DemoQueries:
-    """The three queries over one topic, with their files in ``directory``; micro-batches have up to ``batch`` lines."""
+    """Three queries over one topic, with their files in ``directory``. A micro-batch has up to ``batch`` lines."""
 
     def __init__(self, session: SparkSession, namesrv: str, topics: list[str], directory: Path, batch: int) -> None:
         self._session = session
@@ -102,7 +102,7 @@ class DemoQueries:
         self._words = {row["word"]: row["count"] for row in top.collect()}
 
     def outcome(self, total: int) -> dict[str, Any]:
-        """The contents of the files, and whether both ways of counts words agree."""
+        """Return the contents of the files, and whether both ways of counting words agree."""
         files = self._session.read.parquet(str(self._directory / "lines"))
         (sums,) = files.agg(f.count("*").alias("rows"), f.count_distinct("keys").alias("different")).collect()
         (places,) = files.agg(f.count_distinct("queue_id", "queue_offset").alias("places")).collect()
@@ -155,7 +155,7 @@ def main() -> None:
 
 
 def report(queries: list[Any], counts: list[int]) -> None:
-    """Wait until all queries have read the wanted number of rows, or make no more progress.
+    """Wait until all queries have read the expected number of rows, or make no more progress.
 
     Raises RuntimeError when a query has failed.
     """

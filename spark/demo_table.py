@@ -1,4 +1,4 @@
-"""The last part of the Spark demonstration: the topic becomes a table by `raftmq table`.
+"""Runs the last part of the Spark demonstration: `raftmq table` writes the topic into a table.
 
 A follower is killed while the table is written, and then Spark's driver; a second run completes the table, and
 `raftmq table verify` compares it with the topic. Each command is a process, as a user would start it.
@@ -31,7 +31,7 @@ SILENT_SECONDS_MAX: Final = 600.0
 
 @dataclass(slots=True)
 class TableMade:
-    """The outcome. ``seconds`` and ``cpu_seconds`` are of commits only, without the starts of Spark."""
+    """The outcome of the table. ``seconds`` and ``cpu_seconds`` are of commits only, without the starts of Spark."""
 
     kind: str
     lines: int
@@ -54,7 +54,7 @@ class TableMade:
         return self.is_equal and is_whole and bool(self.follower and self.commits_before_kill)
 
     def results(self) -> list[tuple[str, str, bool]]:
-        """The outcome for people: name, value, and whether it is as it should be."""
+        """Return the outcome for people: for each result its name, its value, and whether it is right."""
         share = self.committed_rows / self.lines * self.nbytes / 1e9
         return [
             (f"rows in the {self.kind} table of raftmq table", f"{self.rows:,}", self.rows == self.rows_expected),
@@ -74,7 +74,7 @@ async def make_table(
     say: Callable[[str], None],
     environment: Mapping[str, str],
 ) -> None:
-    """Write the table, with both kills, and compare it. Raises ServersFailed, OSError."""
+    """Write the table, kill a follower and the driver meanwhile, and compare it. Raises ServersFailed, OSError."""
     file = directory / "lines.yaml"
     file.write_text(_pipeline(table, topic, cluster.namesrv, directory))
     leader = await cluster.leader()

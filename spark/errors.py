@@ -1,4 +1,4 @@
-"""The errors between a reader and the brokers, each with the numbers that a user needs to act on it."""
+"""Errors of readers and writers, each with the numbers that a user needs to act on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class AnswerDamaged(Exception):
 
 
 class BodyUnreadable(Exception):
-    """A compressed body cannot be decompressed; the record is as its producer sent it, on every replica."""
+    """A compressed body cannot be decompressed. Every replica has the record as its producer sent it."""
 
     def __init__(self, topic: str, broker_name: str, queue_id: int, queue_offset: int, reason: str) -> None:
         super().__init__(
@@ -26,11 +26,11 @@ class BodyUnreadable(Exception):
 
 
 class DataLoss(Exception):
-    """Messages of a range are deleted, or the range no longer exists; tells which, their number, and the remedy."""
+    """Messages of a range are deleted, or the range no longer exists. The text has their number and the remedy."""
 
 
 class ReadFailed(Exception):
-    """No replica has sent anything for too long; the message has the last response of each."""
+    """No replica has sent anything for too long. The message has the last response of each."""
 
 
 class RowInvalid(Exception):
@@ -43,4 +43,4 @@ class RowInvalid(Exception):
 
 
 class WriteFailed(Exception):
-    """Rows were permanently refused, or not accepted for too long; has the rows and the last response."""
+    """Brokers refused rows, or accepted none for too long. The text has the rows and the last response."""

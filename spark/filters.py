@@ -1,4 +1,4 @@
-"""Pushed-down conditions that narrow a scan. Pure; Spark's filters are recognized by their class names.
+"""Narrows a scan by the conditions that Spark pushes down. Pure; recognizes Spark's filters by their class names.
 
 Spark does not evaluate conditions that are accepted here, so only exact ones are: on the topic, the broker group, the
 queue and the queue offset. Times are not: store times may decrease when leadership moves, and a search by time could
@@ -31,7 +31,7 @@ class Narrowing:
 
 
 def narrow(narrowing: Narrowing, condition: Any) -> Narrowing | None:
-    """Narrow a scan by one more condition; None if it must be left to Spark."""
+    """Narrow a scan by one more condition. Returns None if Spark must evaluate the condition itself."""
     attribute: tuple[str, ...] = getattr(condition, "attribute", ())
     kind = type(condition).__name__
     if len(attribute) != 1 or attribute[0] not in _NEVER_NULL:
@@ -75,7 +75,7 @@ def _narrow_offsets(narrowing: Narrowing, kind: str, value: Any) -> Narrowing | 
 
 
 def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
-    """Narrow a scan by all these conditions; returns also the ones that must be left to Spark."""
+    """Narrow a scan by all conditions. Also returns the conditions that Spark must evaluate itself."""
     narrowing, remaining = Narrowing(), []
     for condition in conditions:
         narrower = narrow(narrowing, condition)
@@ -87,7 +87,7 @@ def narrow_all(conditions: Iterable[Any]) -> tuple[Narrowing, list[Any]]:
 
 
 def narrow_ranges(narrowing: Narrowing, ranges: Mapping[QueueName, QueueRange]) -> dict[QueueName, QueueRange]:
-    """The ranges that remain of a scan."""
+    """Return the parts of the ranges that are within the narrowed scan, without empty ones."""
     remaining_ranges: dict[QueueName, QueueRange] = {}
     for queue, each in ranges.items():
         if all(values is None or part in values for part, values in zip(queue, narrowing.sets, strict=True)):

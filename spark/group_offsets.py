@@ -1,4 +1,4 @@
-"""Stores the position of a query as the offsets of a consumer group, for tools that show consumer lag.
+"""Stores the position of a query as offsets of a consumer group, so that tools can show its lag.
 
 They are never read back. Nothing depends on them, so a failure is logged and retried later.
 """
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class GroupOffsets:
-    """The offsets of one consumer group.
+    """Stores the offsets of one consumer group.
 
     Args:
         clock: monotonic seconds.
@@ -43,7 +43,7 @@ class GroupOffsets:
     def commit(
         self, offsets: Mapping[QueueName, int], routes: Mapping[str, TopicRoute], *, at_once: bool = False
     ) -> None:
-        """Store the next offset of each queue, now or, after a recent store, with a later call."""
+        """Store the next offset of each queue: now, or with a later call if offsets were stored a moment ago."""
         self._next_offsets.update(offsets)
         now = self._clock()
         if at_once or self._tried_at is None or now - self._tried_at >= PAUSE_SECONDS:

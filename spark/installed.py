@@ -16,7 +16,7 @@ _SECONDS_MAX: Final = 30
 
 
 def missing() -> str | None:
-    """The packages to install first, in one line; None if nothing is missing."""
+    """Return a line that names the package to install first; None if nothing is missing."""
     if packages := [name for name in ("pyspark", "pyarrow", "pandas", "numpy") if not importlib.util.find_spec(name)]:
         return f"Spark needs the Python package {packages[0]}: pip install 'raftmq[spark]'"
     home = os.environ.get("JAVA_HOME")

@@ -1,4 +1,4 @@
-"""Reused connections: polling every tenth of a second should not reconnect each time."""
+"""Keeps connections open between polls, which come every tenth of a second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from spark.client import BrokerResponse, Connection, Unreachable
 
 
 class KeptConnections:
-    """Creates connections like `Connection`, and returns the same one for the same address until `close`.
+    """Creates one connection for each address, and returns it for every call until `close`.
 
     Closing one of them leaves it open. A failed one is replaced.
     """

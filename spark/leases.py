@@ -1,4 +1,4 @@
-"""Leases on the logs of brokers, so that retention does not overtake a scan: acquired by the driver, renewed by tasks.
+"""Leases on broker logs, which keep retention from deleting what a scan still reads. Drivers acquire, tasks renew them.
 
 All tasks that read a topic from a broker group share one lease, from the start of the scan on. The driver acquires it
 at each replica when it plans; a task acquires it again where it reads, and renews it while it does. It expires some
@@ -38,12 +38,12 @@ def new_lease_id() -> str:
 
 
 def lease_fields(part: LogRange, seconds: int = LEASE_SECONDS) -> dict[str, str]:
-    """The header of a request that acquires or renews the lease of a partition's scan; 0 seconds release it."""
+    """Return the header of a request that acquires or renews a partition's lease; 0 seconds release it."""
     return {"leaseId": part.lease_id, "position": str(part.lease_position), "seconds": str(seconds)}
 
 
 def with_leases(parts: Sequence[LogRange], survey: Survey, id_of: Callable[[LeaseKey], str]) -> list[LogRange]:
-    """The partitions of a scan with their shared leases, where their positions in the log are known."""
+    """Add their shared lease to the partitions of a scan whose positions in the log are known."""
     starts: dict[LeaseKey, dict[int, int]] = {}
     for part in parts:
         firsts = starts.setdefault(_key(part), {})
@@ -67,7 +67,7 @@ def take_leases(
     *,
     seconds: int = LEASE_SECONDS,
 ) -> None:
-    """Acquire each lease of the partitions at each replica that responds within ``timeout`` seconds."""
+    """Acquire the leases of the partitions at each replica that responds within ``timeout`` seconds."""
     leases = {(address, part.lease_id): part for part in parts if part.lease_id for address in part.replicas}
     for (address, _), part in leases.items():
         try:
@@ -108,7 +108,7 @@ class StreamLeases:
         self._renew_at = clock()
 
     def extend_to(self, parts: Sequence[LogRange], get_details: Callable[[], Survey]) -> list[LogRange]:
-        """The partitions of a micro-batch with leases that cover them, acquired at each replica when due.
+        """Return the partitions of a micro-batch with leases that cover them. Acquires leases at each replica when due.
 
         A lease of an earlier micro-batch covers a later one, too. ``get_details`` queries the positions of messages.
         """
@@ -126,7 +126,7 @@ class StreamLeases:
         ]
 
     def give_back(self) -> None:
-        """Release the leases; the query has ended."""
+        """Release the leases at the end of the query."""
         leases = [lease for lease in self._leased_parts.values() if lease is not None]
         self._leased_parts.clear()
         take_leases(leases, self._timeout, self._connect, seconds=0)

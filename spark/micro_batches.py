@@ -29,7 +29,7 @@ LossKind = Literal["deleted", "cut", "gone", "recreated"]
 
 @dataclass(frozen=True, slots=True)
 class ClusterSnapshot:
-    """The queue ends of the cluster at one moment. Ids are empty where brokers do not have them.
+    """The ends of the cluster's queues at one moment. Topic ids are empty where brokers do not have them.
 
     ``cluster`` are the names of clusters, separated by commas.
     """
@@ -40,7 +40,7 @@ class ClusterSnapshot:
 
 
 class Loss(NamedTuple):
-    """Messages ``start`` up to but not including ``end`` of a queue that cannot be read.
+    """Messages of a queue that cannot be read: ``start`` up to but not including ``end``.
 
     ``end`` is None where their number is unknown. ``now`` is, for "deleted", the first available message, for "cut" the
     end of the queue.
@@ -54,23 +54,23 @@ class Loss(NamedTuple):
 
     @property
     def key(self) -> tuple[LossKind, QueueName]:
-        """A key that is equal for the same problem, however far it has progressed."""
+        """Return a key that stays equal for the same loss while more messages are lost."""
         return self.kind, self.queue
 
 
 class Limits(NamedTuple):
-    """The most that a micro-batch may have; None means no limit."""
+    """The maximum size of a micro-batch; None means no limit."""
 
     records: int | None = None
     nbytes: int | None = None
 
 
 class ClusterChanged(Exception):
-    """The name servers belong to another cluster than the checkpoint."""
+    """The name servers belong to another cluster than the checkpoint does."""
 
 
 def check_cluster(position: Position, snapshot: ClusterSnapshot) -> None:
-    """Raise ClusterChanged unless both are of the same cluster."""
+    """Raise ClusterChanged unless the position and the snapshot are from the same cluster."""
     if (
         position.cluster
         and snapshot.cluster
@@ -84,7 +84,7 @@ def check_cluster(position: Position, snapshot: ClusterSnapshot) -> None:
 
 
 def recreated_topics(position: Position, snapshot: ClusterSnapshot) -> set[TopicInGroup]:
-    """The topics, with their broker groups, that were recreated since the position was saved."""
+    """Return the topics, with their broker groups, that were recreated after the position was saved."""
     return {
         each
         for each, identity in position.topic_ids.items()
@@ -93,7 +93,7 @@ def recreated_topics(position: Position, snapshot: ClusterSnapshot) -> set[Topic
 
 
 def losses(position: Position, snapshot: ClusterSnapshot, last_offsets: Mapping[QueueName, int]) -> list[Loss]:
-    """The messages that can never be read from this position on.
+    """Find the messages behind the position that can never be read, by queue.
 
     Args:
         last_offsets: the end that each queue had when it was last seen by this process.
@@ -125,7 +125,7 @@ def losses(position: Position, snapshot: ClusterSnapshot, last_offsets: Mapping[
 def next_position(
     start: Position, snapshot: ClusterSnapshot, limits: Limits, cap: Mapping[QueueName, int] | None = None
 ) -> Position | None:
-    """The position at which the micro-batch after ``start`` ends; None if there is nothing to read.
+    """Return the position at which the micro-batch after ``start`` ends; None if there is nothing to read.
 
     Args:
         cap: no queue is read beyond this, nor one that is not in it.
@@ -163,7 +163,7 @@ def next_position(
 def limit_batch(
     backlog: Mapping[QueueName, QueueRange], sizes: Mapping[QueueName, float], limits: Limits
 ) -> dict[QueueName, int]:
-    """The offset at which each queue ends in a micro-batch within the limits, up to one message per queue.
+    """Return the offset at which each queue ends in a micro-batch within the limits, up to one message per queue.
 
     Args:
         backlog: the ranges to read; none is empty.
@@ -181,7 +181,7 @@ def limit_batch(
 
 
 def message_count(start: Position, snapshot: ClusterSnapshot) -> int:
-    """The number of messages behind a position."""
+    """Count the messages behind a position."""
     again = recreated_topics(start, snapshot)
     return sum(
         max(0, ends.end - max(0 if queue[:2] in again else start.offsets.get(queue, 0), ends.first))
@@ -192,7 +192,7 @@ def message_count(start: Position, snapshot: ClusterSnapshot) -> int:
 def batch_ranges(
     start: Position, end: Position, snapshot: ClusterSnapshot
 ) -> tuple[dict[QueueName, QueueRange], list[Loss]]:
-    """The messages between two positions: the readable ranges, and the losses.
+    """Return the readable ranges between two positions, and the messages lost between them.
 
     The beginning in ``end`` takes precedence over ``start``, which may have been queried again.
     """

@@ -1,4 +1,4 @@
-"""Sequence numbers of the rows that a sink writes, by which brokers recognize retried rows.
+"""Numbers the rows that a sink writes, so that brokers recognize rows that are sent again.
 
 A *destination* is the part of its place that a row itself names: a topic, and a broker group and a queue if it has
 columns for them. The rows of one Spark partition with the same destination are numbered in order, as one producer. So a
@@ -25,7 +25,7 @@ BATCH_MAX: Final = TXN_VERSION_MAX
 
 
 class WriteId(NamedTuple):
-    """The identity of a write: the same for each attempt, a new one for new data.
+    """The identity of a write: the same for each attempt, another one for new data.
 
     ``name`` is the id of a streaming query, the user's ``txnAppId``, or generated for this one write.
     """
@@ -35,7 +35,7 @@ class WriteId(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """The destination of a row, as far as its columns define it."""
+    """The destination of a row, as far as its columns name one: topic, broker group and queue."""
 
     topic: str
     broker_name: str | None = None
@@ -51,7 +51,7 @@ class Destination(NamedTuple):
 
 
 def producer_id(job: WriteId, partition: int, destination: Destination) -> str:
-    """The producer id of rows of one destination, at most 64 characters; only the last ones matter."""
+    """Return the producer id for rows of one destination, at most 64 characters; only the last ones matter."""
     exact = repr((job.name, partition, *destination)).encode()
     digest = hashlib.sha256(exact).hexdigest()[:32]
     readable = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in job.name)[:16]
@@ -59,14 +59,14 @@ def producer_id(job: WriteId, partition: int, destination: Destination) -> str:
 
 
 def first_number(job: WriteId, row: int) -> int:
-    """The number of a producer's row, counted from 0."""
+    """Return the sequence number of a producer's row ``row``, which is counted from 0."""
     assert 0 <= job.batch <= BATCH_MAX, job
     assert 0 <= row < ROWS_MAX, row
     return job.batch << 32 | row
 
 
 def group_of_producer(producer: str, groups: Iterable[str]) -> str:
-    """The broker group that stores a producer's rows if their destination names none.
+    """Return the broker group that stores a producer's rows if their destination does not name a group.
 
     The highest of the hashes decides: a new group takes over its share of producers and moves no others.
     """

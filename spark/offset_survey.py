@@ -28,7 +28,7 @@ _AT_ONCE: Final = 256
 
 
 class Survey(NamedTuple):
-    """The queues of a query and their routes.
+    """The queues of a query, with their routes.
 
     Attributes:
         identities: by topic and broker name what distinguishes the topic from another one of the same name, where
@@ -52,7 +52,7 @@ class Survey(NamedTuple):
 
 
 class Surveyor:
-    """Queries name servers and brokers, with requests that every RocketMQ broker supports.
+    """Queries name servers and brokers with requests that every RocketMQ broker supports.
 
     Args:
         timeout: seconds to wait for a response.
@@ -67,7 +67,7 @@ class Surveyor:
         self._connect = connect
 
     def survey(self, subscription: Subscription, *, strict: bool = True, previous: Survey | None = None) -> Survey:
-        """Find all subscribed queues, and their extents.
+        """Find all queues of the subscription, and the first offset and end of each.
 
         Args:
             strict: whether to refuse missing topics and queues; otherwise they are left out.
@@ -93,11 +93,11 @@ class Surveyor:
         return Survey(routes, self._ends(routes, queues))
 
     def add_details(self, survey: Survey) -> Survey:
-        """Survey also sizes and places, which only planning needs, as far as brokers have them."""
+        """Add the sizes and places that planning needs, as far as brokers have them."""
         return survey
 
     def by_time(self, survey: Survey, times: Mapping[QueueName, int]) -> dict[QueueName, int | None]:
-        """Find for each queue the offset of the first message stored at a time or later; None if it has none.
+        """Find for each queue the offset of the first message stored at the time or later; None without one.
 
         ``times`` are epoch milliseconds. Raises Unreachable, ServerError.
         """

@@ -1,4 +1,4 @@
-"""The table of options: how each is written, its default, and its documentation."""
+"""The table of options: the syntax, default and documentation of each."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first message stored at this time or later, in epoch milliseconds."""
+    """The first message that was stored at this time or later, in epoch milliseconds."""
 
     milliseconds: int
 
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """A queue offset for each queue; `EARLIEST` and `LATEST` are the ends that the queue has at planning."""
+    """A queue offset for each queue. `EARLIEST` and `LATEST` mean the ends of the queue when the query is planned."""
 
     offsets: Mapping[QueueName, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """The first message of each queue stored at its time or later, as `AtTime`."""
+    """The first message in each queue that was stored at its time or later, as `AtTime`."""
 
     times: Mapping[QueueName, int]
 
@@ -544,7 +544,7 @@ OPTIONS: Final = (
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """A hint at the known name most similar to an unknown one, to append to an error; empty if there is none."""
+    """Return a hint at the choice most similar to ``name``, to append to an error; empty if none is similar."""
     names = {other.lower(): other for other in choices}
     matches = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     return f"; did you mean {names[matches[0]]!r}?" if matches else ""
@@ -554,7 +554,7 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def markdown_table() -> Iterator[str]:
-    """The lines of the option table in the documentation."""
+    """Yield the lines of the option table in the documentation."""
     yield "| option | values | for | meaning |"
     yield "|---|---|---|---|"
     for option in OPTIONS:
@@ -569,7 +569,7 @@ TABLE_END: Final = "<!-- end of options -->"
 
 
 def with_table(document: str) -> str:
-    """A document with the option table between its two marks. Raises ValueError if they are missing."""
+    """Insert the option table between the two marks of a document. Raises ValueError if they are missing."""
     before, _, rest = document.partition(TABLE_BEGIN)
     _, mark, after = rest.partition(TABLE_END)
     if not mark:

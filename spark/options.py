@@ -1,4 +1,4 @@
-"""The options of a read or a write, parsed from Spark's arguments.
+"""Parses the options of a read or a write from Spark's arguments.
 
 Options are strings with names in lower case. Everything that can be checked without a broker is refused here, by the
 name that the user wrote; `spark.option_table` defines the values.
@@ -20,26 +20,26 @@ _ACCOUNT_IN_URL: Final = re.compile(r"//[^/\s]+@")
 
 
 class OptionInvalid(ValueError):
-    """An option has an unknown name, an invalid value, or contradicts another one."""
+    """An option has an unknown name or an invalid value, or contradicts another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Topics by name, with all their queues."""
+    """Subscribes to topics by name, with all their queues."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """All topics whose whole name matches the regular expression."""
+    """Subscribes to all topics whose whole name matches the regular expression."""
 
     pattern: str
 
 
 @dataclass(frozen=True, slots=True)
 class Queues:
-    """Some queues of topics."""
+    """Subscribes to some queues of topics."""
 
     queues: frozenset[QueueName]
 
@@ -113,7 +113,7 @@ class _UserOptions:
 
 
 def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream"]) -> ReadOptions:
-    """The options of a batch or streaming read.
+    """Parse the options of a batch or streaming read.
 
     Raises:
         OptionInvalid: an unknown option (with the nearest known one), an invalid value, one that is only
@@ -137,7 +137,7 @@ def parse_read_options(options: Mapping[str, str], use: Literal["batch", "stream
 
 
 def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns that the options of any read ask for. Raises OptionInvalid for a wrong value."""
+    """Return the columns that the options of any read request. Raises OptionInvalid for a wrong value."""
     for spelling, value in options.items():
         option = _BY_NAME.get(spelling.lower())
         if option is not None and option.name == "columns":
@@ -151,7 +151,7 @@ def columns_in(options: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The options of the sink. Raises OptionInvalid as `parse_read_options` does."""
+    """Parse the options of the sink. Raises OptionInvalid as `parse_read_options` does."""
     user = _parse(options, "sink")
     if (user["txnAppId"] is None) != (user["txnVersion"] is None):
         raise OptionInvalid("options txnAppId and txnVersion are needed together")

@@ -1,4 +1,4 @@
-"""Rows of a data frame as messages: the columns that a sink accepts, and how each is used.
+"""Turns rows of a data frame into messages: which columns a sink accepts, and how it uses each.
 
 Needs pyarrow only.
 """
@@ -48,7 +48,7 @@ COMPRESS_BYTES_MIN: Final = 4096
 
 
 class Message(NamedTuple):
-    """One row to send. ``properties`` are encoded."""
+    """One row to send, as a message. ``properties`` are encoded."""
 
     destination: Destination
     body: bytes
@@ -63,7 +63,7 @@ class SinkColumns(NamedTuple):
 
 
 def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkColumns:
-    """Find the columns of a sink in a schema of names and Spark's types. ``topic`` is the option of that name.
+    """Find the sink's columns in a schema of names and Spark's types. ``topic`` is the option of that name.
 
     Raises:
         OptionInvalid: an unknown column, one of another type, a duplicate one, or none for the body or topic.
@@ -89,7 +89,7 @@ def sink_columns(fields: Sequence[tuple[str, str]], topic: str | None) -> SinkCo
 
 
 def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message]:
-    """The rows of a record batch as messages. Raises RowInvalid; rows before the bad one were yielded."""
+    """Yield the rows of a record batch as messages. Raises RowInvalid at the first bad row."""
     nothing = [None] * batch.num_rows
     cells = {name: batch.column(number).to_pylist() for name, number in columns.at.items() if name != "body"}
     bodies = _binary(batch.column(columns.at["body"])).to_pylist()
@@ -107,7 +107,7 @@ def messages_of(batch: pa.RecordBatch, columns: SinkColumns) -> Iterator[Message
 
 
 def encode_messages(messages: Sequence[Message], codec: Codec) -> tuple[int, bytes]:
-    """The system flag and body of a batch for SEND_BATCH_MESSAGE.
+    """Return the system flag and the body of a SEND_BATCH_MESSAGE request with these messages.
 
     The flag applies to all messages, so all bodies of a batch are compressed or none: all, if they average 4 KiB or
     more and become smaller.

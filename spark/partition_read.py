@@ -1,4 +1,4 @@
-"""The read of one Spark task: the same for batches and for streams."""
+"""Reads the partition of one Spark task, for batches and for streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopicPartition(InputPartition):
 def read_partition(
     partition: InputPartition, options: ReadOptions, columns: tuple[str, ...], *, from_earliest: bool = False
 ) -> Iterator[Any]:
-    """The messages of a partition as record batches.
+    """Yield the messages of a partition as record batches.
 
     With ``from_earliest`` messages deleted between planning and the start of the task are not a loss. Raises DataLoss,
     ReadFailed, BodyUnreadable.

@@ -1,4 +1,4 @@
-"""Turns a scan into Spark partitions with the replicas to read from, and bounds into offsets.
+"""Divides a scan into Spark partitions with their replicas, and resolves bounds to offsets.
 
 Shared by the planning of batch and streaming queries on the driver. No PySpark here.
 """
@@ -77,7 +77,7 @@ def plan_partitions(
 def resolve_bound(
     surveyor: Surveyor, survey: Survey, options: ReadOptions, bound: Bound, side: str
 ) -> dict[QueueName, int]:
-    """The offset at which each queue begins or ends; ``side`` is "starting" or "ending".
+    """Return the offset at which each queue begins or ends; ``side`` is "starting" or "ending".
 
     Raises PlanInvalid for a bound that does not match the queues, Unreachable.
     """

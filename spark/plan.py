@@ -1,4 +1,4 @@
-"""Planning of a query: from options and the ends of queues to partitions. Pure: no sockets, no clock.
+"""Plans a query: divides the ranges of queues into partitions, by the options. Pure: no sockets, no clock.
 
 A *scan* is a range of queue offsets for each queue. A Spark partition is a part of a scan within one broker group:
 either a stripe, which has the messages of all queues in one part of the group's log, or a piece of one queue.
@@ -35,7 +35,7 @@ class QueueRange(NamedTuple):
 
     @property
     def message_count(self) -> int:
-        """The number of messages."""
+        """Return the number of messages in the range."""
         return self.end - self.start
 
 
@@ -61,7 +61,7 @@ class ArchiveClaim(NamedTuple):
 
 
 class ArchivedPart(NamedTuple):
-    """The part of an archive that a task reads: files from ``begin_pos`` on, up to the end that it knows."""
+    """The part of an archive that a task reads: its files from ``begin_pos`` to the end of ``archive``."""
 
     archive: ArchivedLog
     begin_pos: int
@@ -69,8 +69,7 @@ class ArchivedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LogRange:
-    """One Spark partition: the messages for one task from one broker group. Plain values only, so that it can be
-    pickled.
+    """One Spark partition: the messages of one broker group that one task reads. Has plain values only, to be pickled.
 
     ``replicas`` are addresses in the order to try. Tasks of one scan hold the log of each replica that they read from,
     from the physical offset ``lease_position`` on; without ``lease_id`` they hold none. They read the messages in
@@ -88,7 +87,7 @@ class LogRange:
 
     @property
     def message_count(self) -> int:
-        """The number of messages."""
+        """Return the number of messages in the partition."""
         return sum(each.message_count for each in self.ranges)
 
 
@@ -102,7 +101,7 @@ class PlanInvalid(Exception):
 def resolve(
     bound: Bound, ends: Mapping[QueueName, QueueEnds], by_time: Mapping[QueueName, int | None], name: str
 ) -> dict[QueueName, int]:
-    """The queue offset at which each queue begins or ends.
+    """Return the queue offset at which each queue begins or ends.
 
     Args:
         ends: of every queue that is read.
@@ -134,7 +133,7 @@ def resolve(
 
 
 def check_same_queues(queues: Iterable[QueueName], there: Iterable[QueueName], name: str) -> None:
-    """Raises PlanInvalid, which names all queues that an option omits and all unknown ones."""
+    """Raise PlanInvalid if an option omits a queue or names an unknown one; the error names all of them."""
     queues, there = set(queues), set(there)
     faults = []
     if omitted_queues := sorted(there - queues):
@@ -148,7 +147,7 @@ def check_same_queues(queues: Iterable[QueueName], there: Iterable[QueueName], n
 def scan(
     starts: Mapping[QueueName, int], stops: Mapping[QueueName, int], ends: Mapping[QueueName, QueueEnds]
 ) -> dict[QueueName, QueueRange]:
-    """The ranges between these offsets, without empty ones.
+    """Return the ranges between ``starts`` and ``stops``, without empty ones.
 
     Raises:
         PlanInvalid: a range begins beyond its end, or ends beyond the end of the queue.
@@ -180,14 +179,14 @@ class Splitting(NamedTuple):
 
 
 def split_queue(whole: QueueRange, count: int) -> list[QueueRange]:
-    """Split a queue into ``count`` pieces of equal size, up to one message; into fewer if it has fewer messages."""
+    """Split a queue into ``count`` pieces that differ by at most one message; fewer if it has fewer messages."""
     count = min(count, whole.message_count)
     marks = [whole.start + whole.message_count * number // count for number in range(count + 1)]
     return [QueueRange(whole.queue_id, begin, end) for begin, end in pairwise(marks)]
 
 
 def queue_pieces(ranges: Sequence[QueueRange], nbytes: Sequence[int], splitting: Splitting) -> list[list[QueueRange]]:
-    """A partition for each queue, split to stay within the limits. ``nbytes`` is the approximate size of each range."""
+    """Make a partition of each queue, split to stay within the limits. ``nbytes`` are approximate bytes of ranges."""
     total = sum(each.message_count for each in ranges)
     pieces: list[list[QueueRange]] = []
     for each, size in zip(ranges, nbytes, strict=True):
@@ -201,7 +200,7 @@ def queue_pieces(ranges: Sequence[QueueRange], nbytes: Sequence[int], splitting:
 def stripes(
     ranges: Sequence[QueueRange], boundaries: Sequence[Mapping[int, int]], nbytes: int, splitting: Splitting
 ) -> list[list[QueueRange]]:
-    """Partitions that each read one part of the log.
+    """Return partitions that each read one contiguous part of the log.
 
     Args:
         boundaries: for places in the log, ascending: the offset of each queue there. A queue that is not in it has not
@@ -251,12 +250,12 @@ def _split_stripe(stripe: Sequence[QueueRange], count: int) -> list[list[QueueRa
 
 
 def size_of(queue_range: QueueRange, ends: QueueEnds) -> int:
-    """The approximate bytes of a range of a queue."""
+    """Estimate the bytes of a range of a queue."""
     return ends.nbytes * queue_range.message_count // max(1, ends.end - ends.first)
 
 
 def split_request(piece: Sequence[QueueRange]) -> list[list[QueueRange]]:
-    """A piece, split by the number of queues that one request may name."""
+    """Split a piece by the number of queues that one request may name."""
     return [list(piece[at : at + RANGES_MAX]) for at in range(0, len(piece), RANGES_MAX)]
 
 
@@ -275,7 +274,7 @@ ReadFrom = Literal["follower", "follower-only", "any", "leader"]
 
 
 def replica_order(addresses: Mapping[int, str], leader_id: int, read_from: ReadFrom, turn: int) -> tuple[str, ...]:
-    """The addresses of a broker group in the order in which a task tries them.
+    """Return the addresses of a broker group in the order in which a task tries them.
 
     Args:
         addresses: by broker id, the leader's under ``leader_id``.
@@ -303,7 +302,7 @@ def _rotate(addresses: list[str], turn: int) -> list[str]:
 
 
 def format_queues(queues: Sequence[QueueName]) -> str:
-    """List queues for an error."""
+    """Format queues as a list for an error."""
     return _join_texts([_name(queue) for queue in queues])
 
 

@@ -1,4 +1,4 @@
-"""The position of a streaming query: the next offset of each queue, as Spark keeps it in the checkpoint. Pure.
+"""The position of a streaming query: the next offset of each queue. Spark keeps it in the checkpoint. Pure.
 
     {"v": 1, "cluster": "Default", "topics": {"Orders": {"id": {"broker-a": "12-17..."}, "q": {"broker-a:0": 4}}}}
 
@@ -24,7 +24,7 @@ TopicInGroup = tuple[str, str]
 
 
 class PositionInvalid(Exception):
-    """An offset in a checkpoint is not raftmq's, or has an unsupported version."""
+    """An offset in a checkpoint was not written by raftmq, or has an unsupported version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Position:
         return self.began is not None and self.began == self.offsets
 
     def to_json(self) -> dict[str, Any]:
-        """The position as JSON values for Spark; the inverse of `parse_position`."""
+        """Return the position as JSON values for Spark; the inverse of `parse_position`."""
         topics: dict[str, dict[str, Any]] = {}
         for (topic, broker_name), identity in sorted(self.topic_ids.items()):
             topics.setdefault(topic, {"id": {}, "q": {}})["id"][broker_name] = identity

@@ -8,7 +8,7 @@ from spark.task_reader import TaskOptions, TaskReader
 
 
 def task_reader(part: LogRange, options: TaskOptions) -> TaskReader:
-    """The reader of a partition for the mode in the options."""
+    """Return the reader for a partition and the read mode in the options."""
     if options.read_mode == "pull":
         return TaskReader(part, options)
     if part.archived_part is None:

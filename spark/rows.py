@@ -1,4 +1,4 @@
-"""Decodes one stored record to a row, with the standard library only.
+"""Decodes one stored record to a row. Needs only the standard library.
 
 The plain form of `spark.columns`, which decodes a whole batch: batches that its fast path does not support are decoded
 here record by record, and the tests compare both. The layout of a record is in `mq.protocol.record_layout`.
@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     @property
     def message_id(self) -> str:
-        """The UNIQ_KEY that the producer set; without one the id of the stored record."""
+        """Return the UNIQ_KEY that the producer set, or without one the id of the stored record."""
         return self.properties.get(props.UNIQUE_KEY) or record_id(self.store_host_bytes, self.physical_offset)
 
 
@@ -89,12 +89,12 @@ def decode_row(data: bytes | bytearray | memoryview, start: int, size: int, *, w
 
 @lru_cache(maxsize=4096)
 def host_text(host: bytes) -> str:
-    """``IP:PORT`` of a stored host, an IPv6 address in brackets."""
+    """Format a stored host as ``IP:PORT``, with brackets around an IPv6 address."""
     ip = str(ipaddress.ip_address(host[:-4]))
     port = _INT.unpack(host[-4:])[0]
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def record_id(store_host: bytes, physical_offset: int) -> str:
-    """The id by which a broker finds a stored record: upper-case hex of address, port and physical offset."""
+    """Return the id by which a broker finds a stored record: address, port and physical offset in upper-case hex."""
     return f"{store_host.hex().upper()}{physical_offset & 0xFFFFFFFFFFFFFFFF:016X}"

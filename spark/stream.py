@@ -1,4 +1,4 @@
-"""The streaming reader of Spark: ``spark.readStream.format("raftmq")``.
+"""Reads topics as a stream for Spark: ``spark.readStream.format("raftmq")``.
 
 Spark creates one reader in a process that lives as long as the query, and another one whose copies read on executors:
 they share no state, so all that a task needs is in its partition and in the options.
@@ -29,7 +29,7 @@ except ImportError as error:
 
 
 class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans the messages of a micro-batch, and reads them."""
+    """Plans and reads the micro-batches of a query."""
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
         self._options = options
@@ -44,11 +44,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._stream_progress
 
     def initialOffset(self) -> dict[str, Any]:
-        """The position at which a query without a checkpoint begins. Raises PlanInvalid, Unreachable, ServerError."""
+        """Return the position where a new query begins. Raises PlanInvalid, Unreachable, ServerError."""
         return self._progress.beginning()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Tells Spark that reads are limited; `latestOffset` applies all limits, and Spark can represent only one."""
+        """Tell Spark that reads are limited. `latestOffset` applies all limits; Spark can represent only one."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -59,23 +59,23 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch. Raises DataLoss, ClusterChanged, PositionInvalid, Unreachable, ServerError."""
+        """Return the next batch's end. Raises DataLoss, ClusterChanged, PositionInvalid, Unreachable, ServerError."""
         return self._progress.latest(start, is_limited=not isinstance(limit, ReadAllAvailable))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """The ends of all queues: Spark reports the query's lag from them."""
+        """Return the ends of all queues, from which Spark computes the query's lag."""
         return self._progress.newest()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Read nothing that is stored after this. Raises Unreachable, ServerError."""
+        """Make the query end with the messages that are stored now. Raises Unreachable, ServerError."""
         self._progress.end_here()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The parts that the tasks of a micro-batch read. Raises as `latestOffset`."""
+        """Return the parts that the tasks of a micro-batch read. Raises as `latestOffset`."""
         return [TopicPartition(part) for part in self._progress.partitions(start, end)]
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Note that a micro-batch is complete."""
+        """Record that a micro-batch is complete."""
         self._progress.on_finish(end)
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a streaming query, on the driver: queries brokers for their messages, and answers Spark's calls.
+"""Tracks the progress of a streaming query on the driver: queries brokers for messages, and answers Spark's calls.
 
 Spark asks for the latest offset again as soon as it has a result without news, a hundred times a second. So results are
 cached briefly, and connections are kept.
@@ -64,13 +64,13 @@ log = logging.getLogger(__name__)
 
 
 def stream_surveyor(options: ReadOptions, connections: KeptConnections) -> Surveyor:
-    """The surveyor of a stream, over kept connections."""
+    """Return the surveyor of a stream, which reuses connections."""
     is_sized = options.max_bytes_per_trigger is not None
     return surveyor_of(options, connections, detail=is_sized, otherwise="committed")
 
 
 class StreamProgress:
-    """Answers the calls of one run of a query; positions are passed as JSON objects.
+    """Answers Spark's calls for one run of a query. Positions are JSON objects.
 
     Args:
         connect: creates a connection to an address with a timeout in seconds.
@@ -116,7 +116,7 @@ class StreamProgress:
         )
 
     def beginning(self) -> dict[str, Any]:
-        """The position at which a query without a checkpoint begins; the same on each call.
+        """Return the position where a query without a checkpoint begins; the same on each call.
 
         Raises PlanInvalid, OptionInvalid, Unreachable, ServerError.
         """
@@ -128,12 +128,12 @@ class StreamProgress:
         return self._began
 
     def end_here(self) -> None:
-        """Read nothing that is stored later than now. Raises as `beginning`."""
+        """Make the query end with the messages that are stored now. Raises as `beginning`."""
         survey = self._survey(min(FIRST_SECONDS_MAX, self._deadline), strict=False)
         self._cap = {queue: ends.end for queue, ends in survey.ends.items()}
 
     def latest(self, start: dict[str, Any], *, is_limited: bool) -> dict[str, Any]:
-        """The position at which the micro-batch after ``start`` ends; ``start`` itself if there is none now.
+        """Return the position where the micro-batch after ``start`` ends; ``start`` itself if there is none now.
 
         Raises:
             DataLoss: messages after ``start`` can no longer be read, and the query must not continue without them.
@@ -161,7 +161,7 @@ class StreamProgress:
             pause = min(pause * 2, _PAUSE_SECONDS_MAX)
 
     def newest(self) -> dict[str, Any] | None:
-        """The ends of all queues, as last seen; None before."""
+        """Return the ends of all queues from the last survey; None before the first."""
         if self._last_survey is None:
             return None
         snapshot = _snapshot_of(self._last_survey)
@@ -170,7 +170,7 @@ class StreamProgress:
         ).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogRange]:
-        """The parts that the tasks of a micro-batch read. Raises as `latest`, and PlanInvalid."""
+        """Return the parts that the tasks of a micro-batch read. Raises as `latest`, and PlanInvalid."""
         begin, until = parse_position(start), parse_position(end)
         pause = _PAUSE_SECONDS_MIN
         while True:
@@ -207,7 +207,7 @@ class StreamProgress:
             survey = self._recent()
 
     def on_finish(self, end: dict[str, Any]) -> None:
-        """Commit the end of a complete micro-batch to the group; never raises for brokers that do not respond."""
+        """Commit the end of a complete micro-batch to the group. Does not raise if brokers do not respond."""
         if self._group is not None and self._last_survey is not None:
             self._commit(parse_position(end), self._last_survey)
 

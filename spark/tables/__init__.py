@@ -1,1 +1,1 @@
-"""Topics as tables: the code of `raftmq table`. The modules without Spark hold the rules, the others call Spark."""
+"""Writes topics into tables: the code of `raftmq table`. Modules without Spark hold the rules."""

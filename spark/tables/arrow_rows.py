@@ -1,4 +1,4 @@
-"""Bodies of a binary format as Arrow: each message gets its row, or the reason why it has none. Pure; needs pyarrow."""
+"""Decodes bodies of a binary format to Arrow: for each a row, or the reason for none. Pure; needs pyarrow."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TYPES: Final = {
 
 
 def arrow_type(kind: ColumnType) -> pa.DataType:
-    """The type of Arrow that Spark exchanges for a type of a column."""
+    """Return the type of Arrow that Spark exchanges for a column type."""
     match kind:
         case Array(element):
             return pa.list_(arrow_type(element))
@@ -46,7 +46,7 @@ def arrow_type(kind: ColumnType) -> pa.DataType:
 
 
 def rows_type(schema: Schema) -> Struct:
-    """The type of the result of `arrow_rows`."""
+    """Return the type of the result of `arrow_rows`."""
     return Struct(((ROW, Struct(tuple(schema.items()))), (REASON, Primitive("string"))))
 
 

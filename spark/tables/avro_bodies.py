@@ -1,4 +1,4 @@
-"""Bodies in Avro: the columns that a schema has, and the values of a body. Needs fastavro. No Spark here.
+"""Decodes bodies in Avro: the columns of a schema, and the values of a body. Needs fastavro, not Spark.
 
 A body is written with one schema and read with another: the writer's, and the table's. Fields are matched by name as
 Avro defines it; one that the writer does not have gets its default.
@@ -39,7 +39,7 @@ Convert = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class AvroBodies:
-    """The way to read Avro bodies. Schemas are the JSON text of Avro.
+    """Decodes bodies in Avro. Schemas are the JSON text of Avro.
 
     Args:
         schema: the table's.
@@ -53,16 +53,16 @@ class AvroBodies:
     has_header: bool = False
 
     def columns(self) -> dict[str, ColumnType]:
-        """The columns of bodies. Raises SchemaUnusable."""
+        """Return the columns of bodies. Raises SchemaUnusable."""
         return _Reader(self).columns
 
     def decoder(self) -> Decoder:
-        """Make a decoder of bodies. Raises SchemaUnusable."""
+        """Return a function that decodes bodies. Raises SchemaUnusable."""
         return _Reader(self).decode
 
 
 def parse(text: str) -> Any:
-    """The schema that a text has, without a check of its meaning. Raises ValueError with the line."""
+    """Parse the JSON text of a schema, without checking its meaning. Raises ValueError with the line."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:

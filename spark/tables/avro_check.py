@@ -1,4 +1,4 @@
-"""Checks that a body is Avro of the schema with which it was written. Pure.
+"""Checks that a body is Avro of the schema that wrote it. Pure.
 
 fastavro reads over many errors in a body: a negative place in an enum or a union is taken from the end, a number may
 have any length, and skipped parts may be missing. So each body is walked through before it is read.
@@ -32,7 +32,7 @@ class AvroCheck:
         self._walk = self._type(schema, "")
 
     def check(self, body: bytes) -> None:
-        """Check a body against the schema. Raises BodyInvalid."""
+        """Raise BodyInvalid unless the body is Avro of the schema."""
         try:
             end = self._walk(body, 0)
         except IndexError:

@@ -1,4 +1,4 @@
-"""The common parts of the decoders of Avro and Protobuf: their errors, and the header of a schema registry. Pure."""
+"""Errors and the schema registry's header, for the decoders of Avro and Protobuf. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SchemaUnusable(ValueError):
 
 
 def schema_number(body: bytes) -> int:
-    """The number in Confluent's header. Raises BodyInvalid if there is none."""
+    """Return the schema number in Confluent's header. Raises BodyInvalid if there is no header."""
     if len(body) < HEADER_BYTES:
         raise BodyInvalid(f"it has {len(body)} bytes; expected a schema registry's header of {HEADER_BYTES}")
     if body[0]:

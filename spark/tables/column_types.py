@@ -54,7 +54,7 @@ _WIDER: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A type without parts; ``name`` as Spark writes it, such as ``decimal(10,2)``."""
+    """A type without parts. ``name`` is Spark's, such as ``decimal(10,2)``."""
 
     name: str
 
@@ -74,7 +74,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """Keys and values."""
+    """A map from keys of one type to values of one type."""
 
     key: ColumnType
     value: ColumnType
@@ -85,7 +85,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """Fields by name, in order."""
+    """A struct with named fields in order."""
 
     fields: tuple[tuple[str, ColumnType], ...]
 
@@ -98,7 +98,7 @@ Schema = Mapping[str, ColumnType]
 
 
 def quote_name(name: str) -> str:
-    """Quote a name for SQL, if that is needed."""
+    """Quote a name for SQL if it needs quotes."""
     return name if _PLAIN_NAME.fullmatch(name) else "`" + name.replace("`", "``") + "`"
 
 
@@ -112,7 +112,7 @@ def parse_type(text: str) -> ColumnType:
 
 
 def parse_schema(types: Mapping[str, str]) -> dict[str, ColumnType]:
-    """The types of columns by name. Raises ValueError; also for two names that differ only in case."""
+    """Parse the types of columns by name. Raises ValueError, also for two names that differ only in case."""
     schema: dict[str, ColumnType] = {}
     for name, kind in types.items():
         if not name.strip():
@@ -126,17 +126,17 @@ def parse_schema(types: Mapping[str, str]) -> dict[str, ColumnType]:
 
 
 def written_schema(schema: Schema) -> dict[str, str]:
-    """The inverse of `parse_schema`."""
+    """Write the types of columns as text; the inverse of `parse_schema`."""
     return {name: str(kind) for name, kind in schema.items()}
 
 
 def ddl(schema: Schema) -> str:
-    """Write a schema as the text that Spark's decoders take."""
+    """Write a schema as DDL, which Spark's decoders accept."""
     return ", ".join(f"{quote_name(name)} {kind}" for name, kind in schema.items())
 
 
 def check_names(schema: Mapping[str, object]) -> None:
-    """Raise ValueError for two columns that Spark and most engines cannot tell apart."""
+    """Raise ValueError if two columns have names that Spark and most engines cannot tell apart."""
     spellings: dict[str, str] = {}
     for name in schema:
         if (other := spellings.setdefault(name.lower(), name)) != name:
@@ -241,7 +241,7 @@ def _expect(tokens: list[str], mark: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The changes of a table that rows of a new schema need.
+    """The changes that a table needs before it can hold rows of a new schema.
 
     ``reasons`` has the columns that cannot change, each with the reason. Fields inside a struct are not added: their
     change is refused.
@@ -300,7 +300,7 @@ def _decimal_fits(name: str, other: str) -> bool:
 
 
 def merge_schemas(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
-    """Add the new columns of a newly inferred schema to a pinned one; pinned columns stay as they are.
+    """Add the new columns of an inferred schema to a pinned one, whose columns stay as they are.
 
     A column that differs only in case from a known one is not new. A column that was only ever null has no type yet,
     and is left out until it has a value.
@@ -315,7 +315,7 @@ def merge_schemas(pinned: Schema, schema: Schema) -> dict[str, ColumnType]:
 
 
 def inferred_type(kind: ColumnType, depth: int = 0) -> ColumnType:
-    """Turn an inferred type into one that a table can have: an object that cannot be a column becomes text, its JSON.
+    """Turn an inferred type into one that tables support. An object that cannot be a column becomes its JSON text.
 
     That is one with a name that is empty, with names that differ only in case, or nested too deeply.
     """
@@ -357,6 +357,6 @@ def from_spark(kind: Any) -> ColumnType | None:
 
 
 def columns_from_spark(struct: Mapping[str, Any]) -> dict[str, ColumnType]:
-    """The columns of a schema in Spark's JSON form, without columns that have no value. Raises ValueError."""
+    """Read columns from a schema in Spark's JSON form, without columns that have no value. Raises ValueError."""
     types = {each["name"]: from_spark(each["type"]) for each in struct["fields"]}
     return {name: kind for name, kind in types.items() if kind is not None}

@@ -1,4 +1,4 @@
-"""The data that a pipeline writes into its table with each commit, and the rules of successive commits. Pure.
+"""The data that a pipeline stores in its table with each commit, and the rules of successive commits. Pure.
 
 A commit has the position up to which the topic is in the table, so that rows and offsets cannot disagree: there is no
 checkpoint besides. Commits of a table are numbered from 0; the table format ensures that a number is committed once.
@@ -18,11 +18,11 @@ VERSION: Final = 1
 
 
 class CommitRefused(Exception):
-    """The table has commits that this pipeline must not continue; nothing was written."""
+    """The table has commits that this pipeline must not continue. Nothing was written."""
 
 
 class Overtaken(Exception):
-    """Another process committed to the table meanwhile; nothing of this commit is in it."""
+    """Another process committed to the table meanwhile. Nothing of this commit is in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Commit:
 
     @property
     def position(self) -> Position:
-        """The position at which the next commit begins. Raises PositionInvalid."""
+        """Return the position at which the next commit begins. Raises PositionInvalid."""
         return parse_position(self.end)
 
     def to_json(self) -> str:
-        """Write the commit as one line; the inverse of `parse_commit`."""
+        """Write the commit as one line of JSON; the inverse of `parse_commit`."""
         document: dict[str, Any] = {
             "v": VERSION,
             "pipeline": self.pipeline,
@@ -75,7 +75,7 @@ class Commit:
 
 
 def parse_commit(text: str, where: str) -> Commit:
-    """Parse the result of `Commit.to_json`, which was found at ``where``. Raises CommitRefused."""
+    """Parse a line of `Commit.to_json` that was found at ``where``. Raises CommitRefused."""
     try:
         document = json.loads(text)
         if document["v"] != VERSION:
@@ -119,7 +119,7 @@ def lineage(current: int | None, parents: Mapping[int, int | None]) -> list[int]
 
 
 def identity(name: str, topic: str) -> str:
-    """The identity of the pipeline in its table."""
+    """Return the text that identifies the pipeline in its table."""
     return f"{name}/{topic}"
 
 
@@ -135,7 +135,7 @@ def check_owner(last: Commit | None, pipeline: str, table: str) -> None:
 
 
 def messages_between(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[tuple[str, str, int], tuple[int, int]]:
-    """The offsets between two positions by queue: first, and end (exclusive). Without empty queues.
+    """Return the offsets between two positions by queue, as first and end (exclusive), without empty queues.
 
     The begin of a query in a position is ignored: a commit has its start.
     """

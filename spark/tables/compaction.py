@@ -1,4 +1,4 @@
-"""Rewrites the small files of a table into large ones: `compact`."""
+"""Rewrites the small files of a table into large ones (`raftmq table compact`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RETAIN_SNAPSHOTS: Final = 20
 
 
 class TableCommandRefused(Exception):
-    """The table's kind does not support the command; the message tells the alternative."""
+    """The kind of table does not support the command. The text names the alternative."""
 
 
 def compact(

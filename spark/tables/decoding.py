@@ -1,4 +1,4 @@
-"""Bodies as columns, in Spark: each message gets its row, or the reason why it has none."""
+"""Decodes bodies to columns in Spark: each message gets its row, or the reason that it has none."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _reasons(upsert: Upsert, schema: Schema, is_tombstone: Column) -> list[Colum
 
 
 def debezium_columns(schema: Schema) -> dict[str, ColumnType]:
-    """The columns of a change as Debezium writes it, with or without the schema around it."""
+    """Return the columns of a change in Debezium's format, with or without the schema around it."""
     row = Struct(tuple(schema.items()))
     change: dict[str, ColumnType] = {"op": Primitive("string"), **dict.fromkeys(_SIDES, row)}
     return {**change, "payload": Struct(tuple(change.items()))}
@@ -180,7 +180,7 @@ def _value(decode: Decode, wire: Schema) -> Column:
 
 
 def infer_columns(messages: DataFrame, schema: Schema, adds: bool) -> dict[str, ColumnType]:
-    """The columns of JSON bodies: the known ones, and if it ``adds``, new ones as the messages have them.
+    """Return the columns of JSON bodies: the known ones, and with ``adds`` also new ones that the messages have.
 
     Empty if no message has any field. Raises SchemaInvalid for fields that no table can have.
     """

@@ -1,4 +1,4 @@
-"""YAML documents whose errors name the line: each value knows where it stands. Pure."""
+"""Parses YAML documents and remembers the line of each value, for errors. Pure."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _VALUES_MAX: Final = 100_000
 
 
 class DocumentInvalid(Exception):
-    """A file is invalid: the message tells the place, the error, and the allowed values."""
+    """A file is invalid. The text has the place, the error, and the allowed values."""
 
 
 class SecretInvalid(ValueError):
-    """A value that must not be shown in an error: `Section.member` gives the reason, and hides the value."""
+    """A value is invalid and must not be shown: `Section.member` reports the reason without the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Value:
     members: dict[str, Value] | None = None
 
     def error(self, reason: str) -> DocumentInvalid:
-        """The error to raise about this value."""
+        """Return the error to raise about this value."""
         what = f"{self.path} " if self.path else ""
         return DocumentInvalid(f"{self.file}:{self.line}: {what}{reason}")
 
 
 class Section:
-    """A mapping whose members are taken one by one; `finish` refuses the members that were not taken."""
+    """A mapping whose members are taken one by one. `finish` raises if members are left."""
 
     def __init__(self, value: Value) -> None:
         if value.members is None:
@@ -54,16 +54,16 @@ class Section:
         self._names_read: list[str] = []
 
     def has(self, name: str) -> bool:
-        """Whether the document sets a member."""
+        """Whether the document sets the member ``name``."""
         return name in self._members
 
     def value(self, name: str) -> Value | None:
-        """Return a member as it is, None if it is not set."""
+        """Return a member unparsed; None if it is not set."""
         self._names_read.append(name)
         return self._members.get(name)
 
     def member(self, name: str, parse: Callable[[Any], T], default: Any = _MISSING) -> T:
-        """Take a member, parsed. Raises DocumentInvalid if it is missing without a default, or ``parse`` raises
+        """Take and parse a member. Raises DocumentInvalid if it is missing without a default, or ``parse`` raises
         ValueError.
         """
         node = self.value(name)
@@ -80,16 +80,16 @@ class Section:
             raise node.error(f"{error}; it is {_format(node.data)}") from None
 
     def section(self, name: str) -> Section | None:
-        """Return a member that is a mapping itself, None if it is not set."""
+        """Return a member that is a mapping itself; None if it is not set."""
         member = self.value(name)
         return None if member is None else Section(member)
 
     def error(self, reason: str) -> DocumentInvalid:
-        """The error to raise about this mapping."""
+        """Return the error to raise about this mapping."""
         return self._value.error(reason)
 
     def finish(self) -> None:
-        """Raises DocumentInvalid for the first unknown name, with the nearest known one."""
+        """Raise DocumentInvalid for the first unknown name, with the nearest known one."""
         for name, member in self._members.items():
             if name not in self._names_read:
                 raise member.error(f"is unknown{nearest(name, self._names_read)}")
@@ -172,7 +172,7 @@ def number(low: int, high: int) -> Callable[[Any], int]:
 
 
 def one_of(*names: str) -> Callable[[Any], str]:
-    """Return a parser that accepts one of these words."""
+    """Return a parser that accepts one of the given words."""
 
     def parse(value: Any) -> str:
         if value not in names:

@@ -1,4 +1,4 @@
-"""Values that Spark would change when it stores them: rounded, infinite, or another time. Pure."""
+"""Finds values that Spark would change when it stores them: round them, make them infinite or another time. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CHANGED: Final = frozenset({*_LARGEST, *_ENDS, *_TIMES})
 
 
 def would_change(value: Any, name: str) -> bool:
-    """Whether Spark would take a value of JSON or CSV, and change it.
+    """Whether Spark would accept a value of JSON or CSV and change it.
 
     Args:
         value: as it is in JSON; numbers with a point may be Decimal. In CSV a text.
@@ -57,7 +57,7 @@ def _is_cut(value: Any, precision: int, scale: int) -> bool:
 
 
 def exact_part(schema: Schema) -> dict[str, ColumnType]:
-    """The columns with values that Spark would change, with only those parts of structs."""
+    """Return the columns with values that Spark may change; of structs only the fields that it may change."""
     return {name: part for name, kind in schema.items() if (part := _part(kind)) is not None}
 
 

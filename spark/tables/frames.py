@@ -1,4 +1,4 @@
-"""The messages of a range as a data frame, kept while they are counted, sent as dead letters and written."""
+"""The messages of a range as a data frame, cached while they are counted, sent as dead letters and written."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Messages:
         return RangeCounts(queues, sum(row["dead"] for row in rows), example)
 
     def good(self) -> DataFrame:
-        """The rows of the table: metadata, and the columns of the body."""
+        """Return the rows of the table: metadata, and the columns of the body."""
         metadata = [f.col(name).alias(alias) for name, alias in self._pipeline.metadata_columns.items()]
         return self.frame.where(f.col(REASON).isNull()).select(*metadata, f.col(f"{ROW}.*"))
 
@@ -133,7 +133,7 @@ def _source(spark: SparkSession, pipeline: Pipeline, ranges: Range) -> DataFrame
 
 
 def partition_rows(rows: DataFrame, pipeline: Pipeline) -> tuple[DataFrame, str | None]:
-    """Add the column by which files are partitioned, and return its name; for tables without hidden partitions."""
+    """Add the column by which files are partitioned, and return its name. For tables without hidden partitions."""
     table = pipeline.table
     if table.partition_column is None:
         return rows, None

@@ -1,4 +1,4 @@
-"""The requirements of table formats on the installed Spark: packages, and settings. No Spark here."""
+"""The packages and settings that table formats require of the installed Spark. Does not use Spark."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _SETTINGS: Final[dict[Format, dict[str, str]]] = {
 
 
 class SparkMissing(Exception):
-    """The installed Spark cannot write the format; the message tells the packages to install."""
+    """The installed Spark cannot write the format. The text names the packages to install."""
 
 
 def installed_spark() -> str:
-    """The version of the installed PySpark. Raises SparkMissing."""
+    """Return the version of the installed PySpark. Raises SparkMissing."""
     try:
         return version("pyspark")
     except PackageNotFoundError:
@@ -49,7 +49,7 @@ def installed_spark() -> str:
 
 
 def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
-    """The Maven packages that Spark must load. Raises SparkMissing if no build is known for this version."""
+    """Return the Maven packages that Spark must load. Raises SparkMissing if no build is known for this version."""
     if pipeline.packages or pipeline.table.format == "parquet" or "spark.jars" in pipeline.spark:
         return pipeline.packages
     release = ".".join(spark_version.split(".")[:2])
@@ -65,5 +65,5 @@ def packages_of(pipeline: Pipeline, spark_version: str) -> tuple[str, ...]:
 
 
 def settings_of(pipeline: Pipeline) -> Mapping[str, str]:
-    """The settings of the Spark session: ours, overridden by the file's."""
+    """Return the settings of the Spark session: ours, overridden by the file's."""
     return {**_DEFAULTS, **_SETTINGS[pipeline.table.format], **pipeline.spark}

@@ -93,7 +93,7 @@ def print_json(**fields: Any) -> None:
 
 
 def session(pipeline: Pipeline) -> SparkSession:
-    """Open the Spark session, with the data source registered; executors of a cluster get its code."""
+    """Open a Spark session with the data source registered. Executors of a cluster get its code."""
     builder = SparkSession.builder.appName(f"raftmq table {pipeline.name}")
     for name, value in session_settings(pipeline).items():
         builder = builder.config(name, value)
@@ -127,7 +127,7 @@ def _where_python_is(python: str) -> Iterator[None]:
 
 
 def target_of(pipeline: Pipeline, spark: SparkSession, step: Callable[[str], None]) -> Any:
-    """The pipeline's table."""
+    """Return the target that writes the pipeline's table."""
     if pipeline.table.format == "parquet":
         assert pipeline.table.location is not None
         if pipeline.table.is_in_bucket:

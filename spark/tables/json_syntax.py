@@ -1,4 +1,4 @@
-"""Finds JSON that Spark would read over or change, so that the body is refused before. Pure; runs for all bodies."""
+"""Finds JSON that Spark would skip or change, so that the body is refused before. Pure; runs for all bodies."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPACED_PAIR: Final = re.compile(rb'"[ \t\r\n]+:')
 
 
 def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str | None]:
-    """Make a function from a body to the reason that it is refused, or None.
+    """Return a function that returns the reason to refuse a body, or None.
 
     Args:
         schema: the columns of bodies, as far as they are known.
@@ -82,7 +82,7 @@ def json_check(new_fields: NewFields, schema: Schema) -> Callable[[bytes], str |
 
 
 def unknown_field(path: str, value: Any, kind: ColumnType) -> str | None:
-    """Find a field in a value that its column does not have, as a path; None if there are only empty ones or none."""
+    """Return the path of a field that the value has and its column does not; None without one that is not empty."""
     match kind:
         case Array(element) if isinstance(value, list):
             inside = ((path, each, element) for each in value)

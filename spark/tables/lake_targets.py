@@ -1,4 +1,4 @@
-"""Tables of Apache Iceberg and Delta Lake: rows and the position in the topic are one commit of the table.
+"""Writes tables of Apache Iceberg and Delta Lake. Rows and the position in the topic are one commit of the table.
 
 The commit is in the table's own metadata: with Iceberg in the summary of the snapshot, with Delta in the user metadata
 of the version. So a table that is rolled back or restored has the position that fits its rows.
@@ -52,7 +52,7 @@ _DENIED: Final = (
 
 
 class LakeTarget:
-    """The common part of Iceberg and Delta targets; implements `loop.Target`."""
+    """The common part of the Iceberg and Delta targets; implements `loop.Target`."""
 
     def __init__(self, pipeline: Pipeline, spark: SparkSession) -> None:
         self._pipeline = pipeline
@@ -109,7 +109,7 @@ class LakeTarget:
         return last
 
     def last(self) -> Commit | None:
-        """The last commit."""
+        """Return the last commit."""
         with self._translated_errors("reading"):
             self._last = self._load_last() if self._exists() else None
         return self._last
@@ -137,7 +137,7 @@ class LakeTarget:
                 self._spark.sql(f"ALTER TABLE {self._sql_name} ADD COLUMNS ({ddl(new_columns)})")
 
     def commit(self, batch: Messages, commit: Commit) -> None:
-        """Append or merge, with the commit. Raises Overtaken."""
+        """Append or merge the rows, together with the commit. Raises Overtaken."""
         try:
             with self._translated_errors("writing"):
                 check_shared(self._spark.sparkContext, self._location_of_files)
@@ -157,7 +157,7 @@ class LakeTarget:
             raise Overtaken(f"commit {commit.number} of {self._pipeline.table.where} was made by another process")
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: the target holds no resources."""
 
     def _is_last(self, commit: Commit) -> bool:
         last = self.last()
@@ -247,7 +247,7 @@ class IcebergTarget(LakeTarget):
         return file.rpartition("/metadata/")[0] or file.rpartition("/")[0]  # write.metadata.path names another folder
 
     def snapshots_since_commit(self) -> int:
-        """The number of snapshots without a position since the last commit: other programs' and compactions'."""
+        """Count the snapshots since the last commit that have no position: other programs' and compactions'."""
         rows = self._history()
         return sum(not row["told"] for row in rows)
 

@@ -1,4 +1,4 @@
-"""The columns that a table must have for a pipeline and for the columns of its messages. Pure."""
+"""Decides which columns a table must have for a pipeline and the columns of its messages. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _REMEDY = ": name it with such a type in decode.schema (inferred JSON has no tim
 
 
 class SchemaInvalid(Exception):
-    """Columns of a pipeline or its messages are impossible; the error names them and why. Nothing was written."""
+    """Columns of a pipeline or its messages are impossible. The text names them and the reason. Nothing was written."""
 
 
 def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
-    """All columns that a pipeline writes: metadata first, then the columns of bodies.
+    """Return all columns that a pipeline writes: metadata first, then the columns of bodies.
 
     Raises SchemaInvalid if two have the same name, or the column to partition by is missing or no time.
     """
@@ -86,7 +86,7 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
 
 
 def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
-    """The columns to add to a table. Raises SchemaInvalid, naming each column that would break."""
+    """Return the columns to add to a table. Raises SchemaInvalid, which names each column that would break."""
     difference = change(table, schema)
     if difference.reasons:
         problems = "; ".join(f"column {name}: {reason}" for name, reason in difference.reasons.items())

@@ -1,4 +1,4 @@
-"""The loop of a pipeline: the order in which it plans, checks and commits. Without Spark and without brokers.
+"""Runs the loop of a pipeline: plans, checks and commits, in this order. Needs neither Spark nor brokers.
 
 For each commit:
 
@@ -43,7 +43,7 @@ Range = Mapping[QueueName, tuple[int, int]]
 
 
 class Stopped(Exception):
-    """The pipeline must not continue: the message tells the offset, the reason and the remedy. Earlier commits stay."""
+    """The pipeline must not continue. The text has the offset, the reason and the remedy. Earlier commits stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,21 @@ class Source(Protocol):
     """The topic as the loop uses it."""
 
     def beginning(self) -> dict[str, Any]:
-        """The position at which a table without commits begins."""
+        """Return the position at which a table without commits begins."""
         ...
 
     def earliest(self) -> dict[str, Any]:
-        """The first message of each queue that the topic still has."""
+        """Return the position of the first message that each queue of the topic still has."""
         ...
 
     def latest(self, start: dict[str, Any]) -> dict[str, Any]:
-        """The position at which the next commit ends; ``start`` if nothing is left. Raises DataLoss and others."""
+        """Return the position where the next commit ends; ``start`` if nothing is left. Raises DataLoss and others."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RangeCounts:
-    """The messages of a range: by queue with the first and last offset, and the number that do not decode.
+    """Counts of a range: for each queue messages, first and last offset; and messages that do not decode.
 
     ``example`` is the first bad message and its reason.
     """
@@ -86,7 +86,7 @@ class RangeCounts:
 
 
 class Batch(Protocol):
-    """The messages of one range, read and decoded."""
+    """The messages of one range after they were read and decoded."""
 
     schema: Schema
     """The columns of the bodies."""
@@ -96,7 +96,7 @@ class Batch(Protocol):
         ...
 
     def send_dead(self, app_id: str, version: int) -> None:
-        """Send the bad messages to the dead-letter topic: each once, however often this is called."""
+        """Send the bad messages to the dead-letter topic. A repeated call does not duplicate them."""
         ...
 
     def close(self) -> None:
@@ -108,35 +108,35 @@ class Target(Protocol):
     """The table as the loop uses it."""
 
     def open(self) -> Commit | None:
-        """Prepare; returns the last commit. Raises if another process writes the table."""
+        """Prepare the table, and return its last commit. Raises if another process writes the table."""
         ...
 
     def last(self) -> Commit | None:
-        """The last commit."""
+        """Return the last commit."""
         ...
 
     def prepare(self, schema: Schema) -> None:
-        """Let the table have these columns of bodies. Raises SchemaInvalid naming the columns that would break."""
+        """Add missing columns of bodies to the table. Raises SchemaInvalid, naming the columns that would break."""
         ...
 
     def create(self, schema: Schema, commit: Commit) -> None:
-        """Create the table with these columns of bodies, and this commit, which has no rows. Raises Overtaken."""
+        """Create the table with these columns of bodies and a first commit without rows. Raises Overtaken."""
         ...
 
     def commit(self, batch: Any, commit: Commit) -> None:
-        """Add the good rows and the commit, in one step. Raises Overtaken."""
+        """Add the good rows and the commit in one step. Raises Overtaken."""
         ...
 
 
 class Plans(Protocol):
-    """Keeps the range of a commit with dead letters."""
+    """Stores the range of a commit that has dead letters."""
 
     def plan(self) -> Commit | None:
-        """The kept plan; None if there is none."""
+        """Return the stored plan; None if there is none."""
         ...
 
     def keep_plan(self, commit: Commit) -> None:
-        """Keep the plan of a commit."""
+        """Store the plan of a commit."""
         ...
 
 
@@ -152,7 +152,7 @@ class PipelineCounters:
 
 
 class Loop:
-    """The loop of one pipeline.
+    """Runs the commits of one pipeline.
 
     Args:
         read: reads and decodes the messages of a range, with the columns of the last commit.
@@ -189,7 +189,7 @@ class Loop:
 
     @property
     def last(self) -> Commit:
-        """The last commit of the table."""
+        """Return the last commit of the table."""
         assert self._last is not None, "`open` was called"
         return self._last
 
@@ -222,7 +222,7 @@ class Loop:
         return self.last
 
     def status(self) -> str:
-        """Describe for people how far the table is."""
+        """Describe for people how far the table has read the topic."""
         if self._last is None:
             return "The table has no messages."
         return f"The table has the messages before {shown_position(self._last.end)}."

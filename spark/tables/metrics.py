@@ -1,4 +1,4 @@
-"""Figures of a running pipeline for Prometheus."""
+"""Publishes metrics of a running pipeline for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from spark.tables.pipeline import Pipeline
 
 
 class PortUnusable(Exception):
-    """The ``metrics_port`` of a pipeline cannot be served, mostly because it is taken. Nothing was written."""
+    """The ``metrics_port`` of a pipeline cannot be served, usually because it is in use. Nothing was written."""
 
 
 class Metrics:
-    """Counts commits, and serves the figures over HTTP if the pipeline has a ``metrics_port``."""
+    """Counts commits, and serves the metrics over HTTP if the pipeline has a ``metrics_port``."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._port = pipeline.metrics_port
@@ -38,7 +38,7 @@ class Metrics:
         self._seconds = create(Histogram, "raftmq_table_commit_seconds", "How long a commit takes.", buckets=buckets)
 
     def serve(self) -> None:
-        """Serve the figures on all addresses. Raises PortUnusable."""
+        """Serve the metrics on all addresses. Raises PortUnusable."""
         if self._port is not None:
             from prometheus_client import start_http_server
 
@@ -51,13 +51,13 @@ class Metrics:
                 ) from error
 
     def on_open(self, last: Commit) -> None:
-        """Publish the last commit of an opened table, mostly by another process; the lag is not known yet."""
+        """Publish the last commit of a table that was opened; another process may have made it. The lag is unknown."""
         if self._port is not None:
             self._at.set(last.at_ms / 1000)
             self._lag.set(math.nan)
 
     def on_caught_up(self) -> None:
-        """Publish that the table has all messages."""
+        """Publish that the table has all messages of the topic."""
         if self._port is not None:
             self._lag.set(0)
 

@@ -1,4 +1,4 @@
-"""A table that is a prefix of Parquet objects in S3 storage, with its own log of commits. No Spark here.
+"""Keeps a table of Parquet objects below an S3 prefix, with its own log of commits. Does not use Spark.
 
     s3://bucket/orders/part-0000000007-0-3f2a….parquet     rows; partitions are prefixes such as day=2026-01-31/
     s3://bucket/orders/_raftmq/commits/0000000007.json      the commit, and the objects of it
@@ -60,7 +60,7 @@ class ObjectDirectory:
         self._own = self._table.below(OWN)
 
     def open(self) -> Commit | None:
-        """Complete the commit of a killed process, and return the last commit, None if there is none.
+        """Complete the commit of a killed process. Returns the last commit, None if there is none.
 
         Raises:
             DirectoryUnusable: the store refuses something, or does not answer.
@@ -83,13 +83,13 @@ class ObjectDirectory:
             return last
 
     def last(self) -> Commit | None:
-        """The last commit. Raises CommitRefused, DirectoryUnusable."""
+        """Return the last commit. Raises CommitRefused, DirectoryUnusable."""
         with self._translated_errors():
             numbers = self._numbers()
             return self._read(numbers[-1])[0] if numbers else None
 
     def staging_of(self, commit: Commit) -> str:
-        """The URL under which the objects of a commit are written: a prefix of its own."""
+        """Return the URL under which the objects of a commit are written: a separate prefix for each commit."""
         return f"{self._own.name}/{_STAGING}/{_staging_name(commit)}"
 
     def commit(self, commit: Commit, new_files: Sequence[tuple[str, int]]) -> None:
@@ -117,7 +117,7 @@ class ObjectDirectory:
             self._whole = commit.number
 
     def files(self) -> list[str]:
-        """The names of the committed objects that exist. Raises DirectoryUnusable."""
+        """Return the names of the committed objects that exist. Raises DirectoryUnusable."""
         with self._translated_errors():
             return self._rows()
 

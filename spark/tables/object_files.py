@@ -1,4 +1,4 @@
-"""Rows as Parquet objects in S3 storage, written and read by tasks. Needs pyarrow and boto3, and no Spark."""
+"""Writes and reads rows as Parquet objects in S3 storage, in tasks. Needs pyarrow and boto3, not Spark."""
 
 from __future__ import annotations
 
@@ -88,9 +88,7 @@ def split_folders(batch: pa.RecordBatch, unit: str | None) -> Iterator[tuple[str
 def read_objects(
     names: Iterable[str], url: str, endpoint_url: str | None, schema: pa.Schema, unit: str | None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of objects, with these columns; columns that an object does not have are null. Raises NotStored,
-    StoreFailed.
-    """
+    """Yield the rows of objects with these columns, null where an object lacks one. Raises NotStored, StoreFailed."""
     store = open_s3(url, endpoint_url)
     try:
         for name in names:

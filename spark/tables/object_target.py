@@ -1,4 +1,4 @@
-"""A pipeline's table as Parquet objects in S3 storage; see `spark.tables.object_directory`.
+"""Writes a pipeline's table as Parquet objects in S3 storage; see `spark.tables.object_directory`.
 
 Tasks write the objects themselves, with pyarrow and the client that the archive uses. So the table needs no packages of
 Hadoop, and credentials are found where they are found for the archive.
@@ -42,7 +42,7 @@ class ObjectTarget:
         return self._last
 
     def last(self) -> Commit | None:
-        """The last commit."""
+        """Return the last commit."""
         self._last = self._directory.last()
         return self._last
 
@@ -89,7 +89,7 @@ class ObjectTarget:
 
 
 def object_rows(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
-    """The rows of the table. Raises CommitRefused, DirectoryUnusable."""
+    """Return the rows of the table. Raises CommitRefused, DirectoryUnusable."""
     table = pipeline.table
     url, endpoint_url, unit = str(table.location), table.endpoint_url, None
     directory = ObjectDirectory(url, endpoint_url)

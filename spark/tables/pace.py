@@ -16,10 +16,10 @@ IDLE_SECONDS: Final = 0.5
 
 
 class StopCondition(Protocol):
-    """Tells whether to end after the current commit."""
+    """Tells a pipeline whether to end after the current commit."""
 
     def wait(self, timeout: float) -> bool:
-        """Wait ``timeout`` seconds, 0 to only ask, or until the end is asked for; returns whether it is."""
+        """Wait up to ``timeout`` seconds for a request to end, 0 to only check. Returns whether there is one."""
         ...
 
 
@@ -32,7 +32,7 @@ class StopSignal:
         self._read_fd, self._write_fd = os.pipe()
 
     def ask(self, *_: Any) -> None:
-        """Ask for the stop; a handler of signals."""
+        """Request the end; to be installed as a handler of signals."""
         os.write(self._write_fd, b"x")
 
     def wait(self, timeout: float) -> bool:
@@ -40,7 +40,7 @@ class StopSignal:
         return bool(select.select([self._read_fd], [], [], timeout)[0])
 
     def close(self) -> None:
-        """Close the descriptors that it waits by; no signal may be handled after that."""
+        """Close the pipe by which it waits. No signal may be handled afterwards."""
         os.close(self._read_fd)
         os.close(self._write_fd)
 
@@ -68,7 +68,7 @@ def keep_pace(
 
 
 def end_with_input() -> None:
-    """Let this process end at once when its standard input does, since the process that started it is gone.
+    """End this process at once when its standard input ends, because the process that started it is gone.
 
     Spark's Java ends with it. Uncommitted messages are not in the table, as after a kill.
     """

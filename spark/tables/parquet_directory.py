@@ -1,4 +1,4 @@
-"""A table that is a directory of Parquet files, with its own log of commits. No Spark here.
+"""Keeps a table of Parquet files in a directory, with its own log of commits. Does not use Spark.
 
     orders/part-00000007-0-3f2a….parquet    rows; partitions are directories such as _day=2026-01-31
     orders/_raftmq/commits/00000007.json    the commit, and the files of it
@@ -29,11 +29,11 @@ _DIGITS: Final = 10
 
 
 class DirectoryUnusable(Exception):
-    """The operating system refuses an operation in the table's directory; the message has the path and the reason."""
+    """The operating system refuses an operation in the table's directory. The text has the path and the reason."""
 
 
 class Locked(Exception):
-    """Another process of this machine runs a pipeline into the table."""
+    """Another process of this machine writes the table."""
 
 
 class ParquetDirectory:
@@ -52,7 +52,7 @@ class ParquetDirectory:
         self._lock: int | None = None
 
     def open(self) -> Commit | None:
-        """Lock the table, complete the commit of a killed process, and return the last commit, None if there is none.
+        """Lock the table, and complete the commit of a killed process. Returns the last commit or None.
 
         Raises:
             Locked: it is written by another process.
@@ -81,12 +81,12 @@ class ParquetDirectory:
             self._lock = None
 
     def last(self) -> Commit | None:
-        """The last commit, without a lock. Raises CommitRefused, DirectoryUnusable."""
+        """Return the last commit, without a lock. Raises CommitRefused, DirectoryUnusable."""
         numbers = self._numbers()
         return None if not numbers else self._read(numbers[-1])[0]
 
     def staging_of(self, commit: Commit) -> Path:
-        """The directory in which the files of a commit are written: of its own, and removed if it existed."""
+        """Return a new directory for the files of a commit. An existing one is removed first."""
         path = self._staging / f"{commit.run}-{commit.number}"
         try:
             shutil.rmtree(path, ignore_errors=True)
@@ -120,12 +120,12 @@ class ParquetDirectory:
             raise _unusable(error, self.root) from error
 
     def files(self) -> list[Path]:
-        """The committed files, as far as they exist. Raises CommitRefused, DirectoryUnusable."""
+        """Return the committed files that exist. Raises CommitRefused, DirectoryUnusable."""
         paths = [self.root / each["to"] for number in self._numbers() for each in self._read(number)[1]]
         return [path for path in paths if path.exists()]
 
     def folder(self) -> str | None:
-        """The folder of the last committed file, "" if outside of folders; None without files. Raises as `files`."""
+        """Return the folder of the last committed file, "" if outside; None without files. Raises as `files`."""
         commits = (self._read(number)[1] for number in reversed(self._numbers()))
         return next((folder_of(files[0]) for files in commits if files), None)
 
@@ -245,17 +245,17 @@ class ParquetDirectory:
 
 
 def folder_of(file: Mapping[str, Any]) -> str:
-    """The folder that a file of a commit belongs to."""
+    """Return the partition folder of a committed file."""
     return str(file["to"]).rpartition("/")[0]
 
 
 def directory_url(path: Path) -> str:
-    """The URL of a local directory for Spark, whose default may be another file system; no character is special."""
+    """Return the URL of a local directory: Spark's default may be another file system. Escapes special characters."""
     return f"file://{path}"
 
 
 def directory_pattern(path: Path) -> str:
-    """Quote a directory for Spark's readers, which take paths for patterns."""
+    """Quote a directory for Spark's readers, which treat paths as patterns."""
     return re.sub(r"([\\\[\]{}*?])", r"\\\1", directory_url(path))
 
 

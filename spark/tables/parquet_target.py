@@ -1,4 +1,4 @@
-"""A pipeline's table as a directory of Parquet files, written by Spark; see `spark.tables.parquet_directory`."""
+"""Writes a pipeline's table as Parquet files in a directory; see `spark.tables.parquet_directory`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ParquetTarget:
         return self._last
 
     def last(self) -> Commit | None:
-        """The last commit."""
+        """Return the last commit."""
         self._last = self._directory.last()
         return self._last
 

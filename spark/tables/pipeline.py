@@ -1,4 +1,4 @@
-"""A pipeline: the content of its YAML file, checked as far as that is possible without brokers and Spark. Pure."""
+"""Parses the YAML file of a pipeline, and checks it as far as possible without brokers and Spark. Pure."""
 
 from __future__ import annotations
 
@@ -64,13 +64,13 @@ _OWN_OPTIONS: Final = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """The times of commits: once all messages at the start, or every ``every_seconds`` (0: as messages come)."""
+    """The times of commits: once at the start with all messages, or every ``every_seconds`` (0: on arrival)."""
 
     every_seconds: float | None
 
     @property
     def is_once(self) -> bool:
-        """Whether the pipeline ends when it has read all messages from before its start."""
+        """Whether the pipeline ends when it has read all messages that were stored before its start."""
         return self.every_seconds is None
 
 
@@ -93,13 +93,13 @@ class Table:
 
     @property
     def where(self) -> str:
-        """The place of the table, for people."""
+        """Return the place of the table, for people."""
         return self.name or self.location or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """The way from a body to columns. ``schema`` None means: inferred from the first messages, and then kept.
+    """Defines how bodies become columns. If ``schema`` is None, it is inferred from the first messages, then kept.
 
     ``bodies`` has the content of the schema files of Avro and Protobuf.
     """
@@ -112,7 +112,7 @@ class Decode:
 
     @property
     def columns(self) -> dict[str, ColumnType]:
-        """The columns of bodies that are known without a message."""
+        """Return the columns of bodies that are known without reading a message."""
         if self.format in ("raw", "text"):
             return {"body": Primitive("binary" if self.format == "raw" else "string")}
         return dict(self.schema or {})
@@ -120,7 +120,7 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The topic of messages that do not decode, and the share above which the pipeline stops instead."""
+    """The topic for messages that do not decode, and the share of them above which the pipeline stops."""
 
     topic: str
     stop_above_percent: int
@@ -128,7 +128,7 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """A table with one row for each key.
+    """Makes a table with one row for each key.
 
     ``order`` is the column by which the latest change is known; None: the offset, for keys that stay in one queue.
     """
@@ -142,7 +142,7 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """One pipeline, as its file describes it."""
+    """One pipeline, as its file defines it."""
 
     file: Path
     name: str
@@ -166,11 +166,11 @@ class Pipeline:
 
     @property
     def metadata_columns(self) -> dict[str, str]:
-        """The table's names of the columns that are not from the body, by name in the source."""
+        """Return the names that the metadata columns have in the table, by their names in the source."""
         return {name: PREFIX + name for name in self.metadata}
 
     def read_options(self) -> dict[str, str]:
-        """The options of the data source that are the same for each commit."""
+        """Return the options of the data source that are the same for each commit."""
         return {"namesrv": self.namesrv, "clientId": f"table-{self.name}", **self.read}
 
 

@@ -1,4 +1,4 @@
-"""Bodies in Protobuf: the columns that a message has, and the values of a body. Needs protobuf. No Spark here.
+"""Decodes bodies in Protobuf: the columns of a message type, and the values of a body. Needs protobuf, not Spark.
 
 A field without presence, such as a plain ``int32`` of proto3, has its default when it was not sent; any other field,
 such as one of a oneof, is null then.
@@ -35,7 +35,7 @@ Take = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class ProtobufBodies:
-    """The way to read Protobuf bodies.
+    """Decodes bodies in Protobuf.
 
     Args:
         files: a serialized FileDescriptorSet, as protoc writes it.
@@ -51,16 +51,16 @@ class ProtobufBodies:
     rejects_unknown: bool = False
 
     def columns(self) -> dict[str, ColumnType]:
-        """The columns of bodies. Raises SchemaUnusable."""
+        """Return the columns of bodies. Raises SchemaUnusable."""
         return _Reader(self).columns
 
     def decoder(self) -> Decoder:
-        """Make a decoder of bodies. Raises SchemaUnusable."""
+        """Return a function that decodes bodies. Raises SchemaUnusable."""
         return _Reader(self).decode
 
 
 def messages_in(files: bytes) -> list[str]:
-    """The full names of the outer messages in the last file of a set. Raises SchemaUnusable."""
+    """Return the full names of the top-level messages in the last file of a set. Raises SchemaUnusable."""
     file_protos = _file_set(files).file
     if not file_protos:
         raise SchemaUnusable("the descriptor set contains no file")

@@ -19,7 +19,7 @@ _INTEGERS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
 def why_not_text(body: bytes) -> str | None:
-    """The reason that a body is not text; None if it is."""
+    """Return the reason that a body is not text; None if it is text."""
     try:
         body.decode()
     except UnicodeDecodeError as error:
@@ -28,7 +28,7 @@ def why_not_text(body: bytes) -> str | None:
 
 
 def why_not_json(body: bytes, schema: Schema) -> str | None:
-    """The reason that a body is not a JSON object that fits the columns; None if no reason is found."""
+    """Return the reason that a body is not a JSON object that fits the columns; None without one."""
     if (reason := why_not_text(body)) is not None:
         return reason
     try:
@@ -48,7 +48,7 @@ def why_not_json(body: bytes, schema: Schema) -> str | None:
 
 
 def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
-    """The reason that a body is not a line of CSV that fits the columns; None if no reason is found."""
+    """Return the reason that a body is not a line of CSV that fits the columns; None without one."""
     if (reason := why_not_text(body)) is not None:
         return reason
     csv.field_size_limit(max(csv.field_size_limit(), len(body)))  # of this process; Spark has no limit
@@ -67,7 +67,7 @@ def why_not_csv(body: bytes, schema: Schema, separator: str) -> str | None:
 
 
 def misfit(path: str, value: Any, kind: ColumnType, is_of: Callable[[Any, str], bool] | None = None) -> str | None:
-    """The reason that a value of JSON does not fit a column; None if it does.
+    """Return the reason that a value of JSON does not fit a column; None if it fits.
 
     Args:
         path: the column, for people.
