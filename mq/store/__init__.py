@@ -1,1 +1,1 @@
-"""Files derived from the committed log: consume queues, and the checkpoint that says how far they reach."""
+"""Files derived from the committed log: consume queues, and the checkpoint that records how far they reach."""

@@ -1,4 +1,4 @@
-"""The annotation of a log entry: data that the leader ships with it, so that replicas need not parse the records.
+"""The annotation that a leader ships with a log entry, so that replicas need not parse its records.
 
 It has up to three sections; empty ones are omitted, except the last:
 
@@ -57,7 +57,7 @@ def join_annotation(runs: bytes, rows: Sequence[bytes], commands: Sequence[Span]
 
 
 def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[bytes], list[SequencedRecord], bytes]:
-    """The commands in the body of an entry, its sequenced records, and its runs, which are not decoded.
+    """Return the commands in the body of an entry, its sequenced records, and its runs, not decoded.
 
     Raises AnnotationDamaged, also for an empty annotation.
     """
@@ -73,7 +73,7 @@ def split_annotation(annotation: bytes, body: bytes | memoryview) -> tuple[list[
 
 
 def encode_runs(runs: Iterable[QueueRun]) -> bytes:
-    """The annotation for a log entry that adds these runs. Never empty, even without runs.
+    """Return the annotation for a log entry that adds these runs. Never empty, even without runs.
 
     Covers only consume queues; `join_annotation` adds the rest.
     """
@@ -120,7 +120,7 @@ def decode_runs(annotation: bytes) -> list[QueueRun]:
 
 
 def join_sequenced(rows: Iterable[SequencedRecord], runs: bytes) -> bytes:
-    """The annotation of an entry with these records; ``runs`` is the annotation without them."""
+    """Return the annotation of an entry with these records; ``runs`` is the annotation without them."""
     return _join_rows([sequenced_row(row) for row in rows], runs)
 
 
@@ -140,7 +140,7 @@ def _join_rows(rows: Sequence[bytes], runs: bytes) -> bytes:
 
 
 def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
-    """The arguments of `join_sequenced`. Raises AnnotationDamaged; runs are not decoded."""
+    """Return the arguments of `join_sequenced`, with runs not decoded. Raises AnnotationDamaged."""
     size = len(annotation)
     if size < _SEQUENCED_HEAD.size or annotation[0] != SEQUENCED_FORMAT:
         raise AnnotationDamaged(f"format is not {SEQUENCED_FORMAT}", 0, size)
@@ -174,7 +174,7 @@ def split_sequenced(annotation: bytes) -> tuple[list[SequencedRecord], bytes]:
 
 
 def join_commands(spans: Sequence[Span], annotation: bytes) -> bytes:
-    """The annotation of an entry with commands at ``spans``; ``annotation`` is the one without them."""
+    """Return the annotation of an entry with commands at ``spans``; ``annotation`` is the one without them."""
     assert spans, f"an annotation of {len(annotation)} bytes is joined to no commands"
     return b"".join(
         [_COMMANDS_HEAD.pack(COMMANDS_FORMAT, len(spans)), *[_COMMANDS_ROW.pack(*span) for span in spans], annotation]
@@ -182,7 +182,7 @@ def join_commands(spans: Sequence[Span], annotation: bytes) -> bytes:
 
 
 def split_commands(annotation: bytes, body: bytes | memoryview) -> tuple[list[bytes], bytes]:
-    """The commands in the body of an entry, and the annotation without them. Raises AnnotationDamaged."""
+    """Return the commands in an entry's body, and the annotation without them. Raises AnnotationDamaged."""
     size = len(annotation)
     if size < _COMMANDS_HEAD.size or annotation[0] != COMMANDS_FORMAT:
         raise AnnotationDamaged(f"format is not {COMMANDS_FORMAT}", 0, size)

@@ -1,4 +1,4 @@
-"""Checkpoints: durable state derived from the log, so that a restart replays only the rest.
+"""Checkpoints: durable state derived from the log, so that a restart replays only later entries.
 
 A checkpoint names an applied log entry and the state right after it: how far each consume queue reached, the queue
 entries that are not in files yet, and the replicated metadata. It is written only after the queue files it relies on
@@ -78,7 +78,7 @@ _SECONDS_PER_QUEUE = 0.0001
 
 
 def seconds_between_checkpoints(usual: float, queues: int) -> float:
-    """The pause before the next checkpoint: `usual` seconds, and longer with more than 100,000 queues.
+    """Return the pause before the next checkpoint: `usual` seconds, longer with more than 100,000 queues.
 
     A checkpoint takes some 3 us of CPU for each queue: with a million lite topics and 10 s between checkpoints, a third
     of a processor. With 100 s it is a thirtieth, and a start applies more of the log.
@@ -90,7 +90,7 @@ Rows = Iterable[tuple[str, Sequence[QueueRow]]]
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
-    """The content of the checkpoint file."""
+    """Return the content of the checkpoint file."""
     payload = b"".join(_payload(checkpoint, len(checkpoint.queues), checkpoint.queues.items()))
     return _HEAD.pack(_MAGIC, zlib.crc32(payload), len(payload)) + payload
 
@@ -133,7 +133,7 @@ def _cbor_map(pairs: int) -> bytes:
 
 
 def load_checkpoint(directory: str, name: str = CHECKPOINT_NAME) -> Checkpoint | None:
-    """A checkpoint in a data directory, None if there is none.
+    """Load a checkpoint from a data directory; None if there is none.
 
     Raises:
         CheckpointDamaged: it is damaged.
@@ -221,7 +221,7 @@ def reset_store(directory: str, settings: QueueStoreSettings | None = None) -> Q
 
 
 def open_queues(directory: str, settings: QueueStoreSettings, checkpoint: Checkpoint) -> QueueStore:
-    """The queues of a checkpoint. Raises QueueFileDamaged, OSError."""
+    """Open the queues of a checkpoint. Raises QueueFileDamaged, OSError."""
     return QueueStore.open(
         os.path.join(directory, QUEUE_DIRECTORY),
         settings,

@@ -1,4 +1,4 @@
-"""One consume queue: for each message of a queue, the place of its record in the log.
+"""A consume queue: for each message of a queue, the place of its record in the log.
 
 An entry is 20 bytes. Files hold equal numbers of them, in blocks that have a checksum (`mq.store.queue_blocks`), and
 are named by 20 times the queue offset of their first entry:
@@ -38,7 +38,7 @@ ENTRIES_PER_FILE = 1470 * ENTRIES_PER_BLOCK
 
 
 def topic_directory(topic: str) -> str:
-    """The directory of a topic's queues, relative to the queues' root.
+    """Return the directory of a topic's queues, relative to the queues' root.
 
     Raises names.NameRefused for an invalid topic name, so that no name from outside can escape the root.
     """
@@ -107,12 +107,12 @@ class ConsumeQueue:
 
     @property
     def topic(self) -> str:
-        """The topic, or the queue of a lite topic."""
+        """Return the topic, or the queue of a lite topic."""
         return self.key[0]
 
     @property
     def queue_id(self) -> int:
-        """The number of the queue in its topic."""
+        """Return the number of the queue in its topic."""
         return self.key[1]
 
     @property
@@ -122,12 +122,12 @@ class ConsumeQueue:
 
     @property
     def entries_per_block(self) -> int:
-        """Entries that share a checksum, starting at a multiple of this number."""
+        """Return the number of entries that share a checksum. Blocks start at multiples of it."""
         return self._entries_per_block
 
     @property
     def tail(self) -> bytes:
-        """The entries in memory only, up to max_offset."""
+        """Return the entries that are in memory only, up to max_offset."""
         return bytes(self._tail)
 
     def capture(self, offsets: array[int]) -> bytearray:
@@ -173,7 +173,7 @@ class ConsumeQueue:
         return len(self._tail)
 
     def read(self, offset: QueueOffset, count: int) -> bytes:
-        """Entries [offset, offset + count), limited to min_offset and max_offset; 20 bytes each.
+        """Return entries [offset, offset + count) within min_offset and max_offset, 20 bytes each.
 
         Empty if ``offset`` is outside. Raises QueueFileDamaged if a file is too short, OSError.
         """
@@ -255,7 +255,7 @@ class ConsumeQueue:
         self.min_offset = first
 
     def damaged_entries(self, start: QueueOffset) -> tuple[QueueOffset, QueueOffset] | None:
-        """The entries to restore in the damaged block at queue offset ``start``, as [first, end).
+        """Return the entries to restore in the damaged block at queue offset ``start``, as [first, end).
 
         None if none of its entries in files can be read.
         """
@@ -292,7 +292,7 @@ class ConsumeQueue:
         return low
 
     def first_from(self, place: PhysicalOffset) -> QueueOffset:
-        """The queue offset of the first record at or behind a physical offset; ``max_offset`` if there is none.
+        """Return the queue offset of the first record at or behind a physical offset; ``max_offset`` without one.
 
         Raises OSError, QueueFileDamaged.
         """

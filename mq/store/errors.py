@@ -63,9 +63,7 @@ class CheckpointImpossible(StoreError):
 
 
 class StoreLost(StoreError):
-    """The beginning of the log was deleted, and no checkpoint or snapshot covers it. Only another replica has the
-    state.
-    """
+    """The log's beginning was deleted, and no checkpoint or snapshot covers it. Only another replica has the state."""
 
     def __init__(self, path: str, base_index: LogIndex, reason: str) -> None:
         super().__init__(

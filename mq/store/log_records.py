@@ -1,4 +1,4 @@
-"""Reads single records of the log by physical offset, for lookups; pulls read whole ranges themselves."""
+"""Reads single records of the log by physical offset, for lookups. Pulls read whole ranges themselves."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class ArchivedPart(Protocol):
 
     @property
     def begin_pos(self) -> int:
-        """The physical offset at which the part begins."""
+        """Return the physical offset at which the part begins."""
 
     def pread(self, pos: int, length: int, /) -> bytes:
-        """Bytes of one entry."""
+        """Return bytes of one entry."""
 
     def block_at(self, pos: int, /) -> tuple[int, bytes]:
         """The entries around a physical offset, and where they begin."""
 
 
 class LogRecords:
-    """Reads committed records. Used on the event loop's thread only.
+    """Reads committed records. For the event loop's thread only.
 
     Args:
         applied_index: the last entry that readers may see.

@@ -50,7 +50,7 @@ class LogBounds:
     term_at: Callable[[LogIndex], Term] | None = None
 
     def why_unfit(self, checkpoint: Checkpoint, *, as_snapshot: bool) -> str | None:
-        """The reason why this log does not continue a checkpoint, as text. A snapshot may be ahead of the log."""
+        """Return the reason that this log does not continue a checkpoint, as text. Snapshots may be ahead of the log."""
         index, term = checkpoint.applied_index, checkpoint.applied_term
         if index < self.base_index:
             return f"the log begins after entry {index}, at {self.base_index}"
@@ -188,7 +188,7 @@ def refuse_newer_formats(directory: str, incoming: str) -> None:
 
 
 def ends_of(queues: dict[str, list[QueueRow]]) -> dict[str, list[QueueRow]]:
-    """The queues of a snapshot: their ends, without entries."""
+    """Return the ends of a snapshot's queues, without entries."""
     return {topic: [(queue_id, end, end, b"") for queue_id, _, end, _ in rows] for topic, rows in queues.items()}
 
 

@@ -29,7 +29,7 @@ TRAILER: Final = Struct(">QII")
 
 
 class BlockDamaged(Exception):
-    """A block is not as written. ``expected`` and ``actual`` are the differing values."""
+    """A block differs from what was written. ``expected`` and ``actual`` are the differing values."""
 
     def __init__(self, reason: str, expected: int, actual: int) -> None:
         super().__init__(f"{reason}: expected {expected}, found {actual}")
@@ -44,17 +44,17 @@ def block_bytes(entries_per_block: int) -> int:
 
 
 def queue_seed(topic: str, queue_id: int) -> int:
-    """The seed of the checksums of a queue's blocks."""
+    """Return the seed of the checksums of a queue's blocks."""
     return zlib.crc32(f"{topic}/{queue_id}/".encode())
 
 
 def seed_of(queue: int, first: QueueOffset) -> int:
-    """The checksum of an empty block of the queue with this `queue_seed`."""
+    """Return the checksum of an empty block of the queue with this `queue_seed`."""
     return zlib.crc32(first.to_bytes(8, "big"), queue)
 
 
 def seal(entries: bytes | bytearray, first: QueueOffset, seed: int, entries_per_block: int) -> tuple[bytes, int]:
-    """A block for writing, from all its entries so far; returns it and the checksum of the entries."""
+    """Return a block for writing, made of all its entries so far, and the checksum of the entries."""
     count, rest = divmod(len(entries), QUEUE_ENTRY_BYTES)
     assert rest == 0, f"a block at {first} of {len(entries)} bytes"
     assert count <= entries_per_block, f"a block at {first} of {count} entries, {entries_per_block} fit"

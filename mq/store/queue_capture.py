@@ -1,4 +1,4 @@
-"""A snapshot of all queues at one moment, captured a few at a time while entries are added.
+"""Captures a snapshot of all queues at one moment, in steps between which entries are added.
 
 A queue that gets entries, or is written to files, before its turn is captured right before that. So the result equals
 an instantaneous capture, and adding entries only waits for the affected queues.
@@ -63,7 +63,7 @@ class QueueCapture:
             )
 
     def rows(self) -> Rows:
-        """The queues by topic."""
+        """Return the queues by topic."""
         assert self.is_complete, f"{self._begin} of {len(self._queues)} queues were gathered"
         # A lite topic has one queue: a list for each of a million of them would cost more memory than the queues.
         lite = array("q")

@@ -1,4 +1,4 @@
-"""The files of all consume queues, with a small number of open descriptors.
+"""Reads and writes the files of all consume queues with few open descriptors.
 
 Ten thousand queues must not need ten thousand descriptors, so files are opened on demand and the least recently used
 ones are closed. Everything runs on the event loop's thread, except `sync`.
@@ -32,7 +32,7 @@ _FILE_NAME = re.compile(r"[0-9]{20}")
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """Changes of files since the last call. Paths are relative to the root."""
+    """Files that changed since the last call. Paths are relative to the root."""
 
     files: set[str]
     """Written or cut: sync before a checkpoint relies on them."""
@@ -80,11 +80,11 @@ class QueueFiles:
 
     @property
     def open_count(self) -> int:
-        """The number of descriptors that are open now."""
+        """Return the number of descriptors that are open now."""
         return len(self._descriptors)
 
     def block(self, queue: Hashable, start: QueueOffset) -> bytes | None:
-        """The verified entries of a cached block, or None."""
+        """Return the verified entries of a cached block; None if it is not cached."""
         return self._blocks.get((queue, start))
 
     def keep_block(self, queue: Hashable, start: QueueOffset, entries: bytes) -> bytes:
@@ -95,7 +95,7 @@ class QueueFiles:
         return entries
 
     def forget_damage(self, queue: Hashable, start: QueueOffset) -> None:
-        """Forget a damaged block that is restored, or no longer needed."""
+        """Remove a damaged block from `damaged`, because it is restored or no longer needed."""
         self._blocks.pop((queue, start), None)
         self.damaged.pop((queue, start), None)
 
@@ -143,7 +143,7 @@ class QueueFiles:
             return 0
 
     def list(self, directory: str) -> list[tuple[int, str]]:
-        """The queue files of a directory as (first byte, path), ascending; empty if there is no directory."""
+        """List the queue files of a directory as (first byte, path), ascending; empty without a directory."""
         try:
             names = os.listdir(self._absolute(directory))
         except FileNotFoundError:
@@ -178,7 +178,7 @@ class QueueFiles:
         self._changes.directories.add("")
 
     def take_changes(self) -> Changes:
-        """Changes since the last call."""
+        """Return the files that changed since the last call."""
         changes, self._changes = self._changes, Changes(set(), set(), set(), set())
         return changes
 

@@ -74,7 +74,7 @@ def load_floors(directory: str, applied_index: LogIndex) -> dict[tuple[str, int]
 
 
 def note_gap(directory: str) -> None:
-    """Note durably, before queues lose the entries of archived messages, that this may happen. Raises OSError.
+    """Record durably that queues may be about to lose entries of archived messages. Raises OSError.
 
     The log's note of where they begin may survive a power cut longer than their entries: an idle replica writes nothing
     to its log. So the queues are derived again when archived messages are served once more.

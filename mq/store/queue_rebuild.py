@@ -27,7 +27,7 @@ Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
 
 
 class RebuildFailed(Exception):
-    """The log lacks the entries, or they are damaged. Retry after the log was repaired."""
+    """The log lacks the entries, or they are damaged. Retry after the log is repaired."""
 
 
 class WantedEntries(NamedTuple):
@@ -125,7 +125,7 @@ class BlockRebuild:
         return self._pos >= self.wanted.end_pos
 
     def result(self) -> tuple[QueueOffset, bytes]:
-        """The first wanted queue offset that the log has, and the entries from there on.
+        """Return the first requested queue offset that the log has, and the entries from there on.
 
         Raises RebuildFailed if required entries are missing.
         """

@@ -1,4 +1,4 @@
-"""All consume queues of a replica: committed entries are added here, and pulls read here."""
+"""Holds all consume queues of a replica. The broker adds committed entries here, and pulls read them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class _All:
 
 
 class QueueStore:
-    """The consume queues by topic and queue id, on one thread.
+    """Holds the consume queues by topic and queue id. For one thread.
 
     Entries accumulate in memory and are written to files a page at a time. A checkpoint makes the files durable and
     contains the entries that are still in memory, so that a queue with few messages costs neither a write nor a sync.
@@ -154,27 +154,27 @@ class QueueStore:
         return self._queues_of[topic] > 0 or (topic, 0) in self._queues
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue, or None if it never had an entry."""
+        """Return the queue, or None if it never had an entry."""
         return self._queues.get((topic, queue_id))
 
     def max_offset(self, topic: str, queue_id: int) -> QueueOffset:
-        """The offset of the next committed message of this queue; 0 for a queue without entries."""
+        """Return the offset of the next committed message of this queue; 0 for a queue without entries."""
         queue = self._queues.get((topic, queue_id))
         return FIRST_OFFSET if queue is None else queue.max_offset
 
     def ends(self, topic: str) -> dict[int, QueueOffset]:
-        """The offset of the next message for each queue of a topic that has or had entries."""
+        """Return the offset of the next message for each queue of a topic that has or had entries."""
         if is_lite_queue(topic):
             queue = self._queues.get((topic, 0))
             return {} if queue is None else {0: queue.max_offset}
         return {queue_id: queue.max_offset for (name, queue_id), queue in self._queues.items() if name == topic}
 
     def queues(self) -> Iterator[ConsumeQueue]:
-        """All queues that have or had entries, in order of creation."""
+        """Return all queues that have or had entries, in order of creation."""
         return iter(self._queues.values())
 
     def all_keys(self) -> list[QueueKey]:
-        """The keys of all queues, in order of creation."""
+        """Return the keys of all queues, in order of creation."""
         return list(self._queues)
 
     def append_run(self, run: QueueRun) -> int:
@@ -267,7 +267,7 @@ class QueueStore:
         return self._add(topic, queue_id, offset, offset, b"")
 
     def begin_queue(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Let a queue begin at ``offset``: its earlier messages were a deleted topic's. Raises OSError."""
+        """Make a queue begin at ``offset``: its earlier messages were a deleted topic's. Raises OSError."""
         if (topic, queue_id) not in self._queues:  # a message may have come before
             self.add_empty(topic, queue_id, offset)
         self.begin_at(topic, queue_id, offset)
@@ -313,7 +313,7 @@ class QueueStore:
 
     @property
     def dirty_count(self) -> int:
-        """Queues with entries in memory only."""
+        """Return the number of queues with entries that are in memory only."""
         return len(self._dirty)
 
     @property
@@ -467,7 +467,7 @@ class QueueStore:
         return self._capture is not None
 
     def table(self) -> dict[str, list[QueueRow]]:
-        """All queues by topic."""
+        """Return all queues by topic."""
         rows: dict[str, list[QueueRow]] = {}
         for queue in self._queues.values():
             rows.setdefault(queue.topic, []).append((queue.queue_id, queue.min_offset, queue.max_offset, queue.tail))
@@ -489,7 +489,7 @@ class QueueStore:
         return ends
 
     def take_changes(self) -> Changes:
-        """Files changed since the last call, for a checkpoint."""
+        """Return the files that changed since the last call, for a checkpoint."""
         return self._files.take_changes()
 
     def remove_retired(self, durable: Changes, since: Changes) -> None:

@@ -1,4 +1,4 @@
-"""The records of a log entry that have sequence numbers: shipped by the leader, or scanned from the records.
+"""The records of a log entry with sequence numbers: shipped by the leader, or scanned from the entry.
 
 These are all records with a producer id and a sequence number in their properties, including the broker's own copies of
 a message. The first record of a batch with numbers represents all of the batch.
@@ -46,7 +46,7 @@ def join_runs(previous_runs: list[SequencedRun], runs: list[SequencedRun]) -> No
 
 
 def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
-    """The runs of these records, in their order."""
+    """Return the runs of these records, in their order."""
     runs: list[SequencedRun] = []
     for producer, first, last, position, store_ms in records:
         if not runs or runs[-1][0] != producer or runs[-1][4] != store_ms or runs[-1][2][-1] >= first:
@@ -59,13 +59,13 @@ def runs_of_records(records: Iterable[SequencedRecord]) -> list[SequencedRun]:
 
 
 def sequenced_record(properties: bytes, physical_offset: PhysicalOffset, store_ms: int) -> SequencedRecord | None:
-    """The sequenced record for these properties, None without a sequence number."""
+    """Return the sequenced record for these properties; None without a sequence number."""
     sequence_range = stored_range(props.decode(properties.decode("utf-8", "replace")))
     return None if sequence_range is None else SequencedRecord(*sequence_range, physical_offset, store_ms)
 
 
 def scan_sequenced(body: bytes) -> list[SequencedRecord]:
-    """The sequenced records of a log entry, in order. Raises records.RecordError."""
+    """Return the sequenced records of a log entry, in order. Raises records.RecordError."""
     if SEQUENCE_MARK not in body:
         return []
     records: list[SequencedRecord] = []

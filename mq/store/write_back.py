@@ -1,4 +1,4 @@
-"""Starts to write changed pages of a file to the disk, without waiting for them."""
+"""Starts writing the changed pages of a file to the disk, without waiting for the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Archives the complete files of a log, one after the other: objects, then the manifest, then the report.
+"""Archives the complete files of a log one after the other: objects, then the manifest, then the report.
 
 Objects are read back, unless the store has compared them with checksums itself (`BackupStore.write`). Only what this
 module reports may count as archived, and it reports nothing before the manifest that names it is durable and was read

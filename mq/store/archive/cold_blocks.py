@@ -45,7 +45,7 @@ class RangeStore(BackupStore, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KnownLog:
-    """The identity and extent of the group's log: the archive of another log is refused.
+    """The identity and extent of the group's log, by which an archive of another log is refused.
 
     ``end`` returns where the archived part ends, as the group knows it, ``begin`` where the local log begins. Both may
     be called in any thread.
@@ -68,7 +68,7 @@ class _Table:
 
 
 class ColdBlocks:
-    """The blocks of one archive. For any thread.
+    """Reads and verifies the blocks of one archive. For any thread.
 
     Args:
         open_store: called once, before the first read. Raises SegmentError.
@@ -109,7 +109,7 @@ class ColdBlocks:
         self.requests = self.hits = 0
 
     def fetch(self, begin: int, stop: int) -> list[tuple[int, bytes]]:
-        """The blocks that overlap a range of physical offsets, in order, as far as the archive goes.
+        """Return the archived blocks that overlap a range of physical offsets, in order.
 
         Raises:
             BackupRefused: there is no archive, or it belongs to another log.
@@ -124,7 +124,7 @@ class ColdBlocks:
         return blocks
 
     def index_of(self, start: int) -> FileIndex:
-        """The index of the file that begins at a physical offset, verified like blocks. Raises as `fetch`."""
+        """Return the verified index of the file that begins at a physical offset. Raises as `fetch`."""
         return self._again(start, partial(self._read_index, start))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A cache on the disk of objects that were read from an archive; deletes the least recently used above a size.
+"""Caches objects of an archive on disk, up to a size: deletes those that were not used for longest.
 
 An object may be missing after any failure of the disk: the cache only holds copies. Readers must verify what it
 returns, as if it came from the store. For any thread.
@@ -32,7 +32,7 @@ class BlockCache(Protocol):
 
 
 class NoCache:
-    """Keeps nothing: for readers that read everything once."""
+    """Caches nothing, for readers that read everything once."""
 
     def get(self, name: str) -> bytes | None:
         """Return None."""
@@ -70,7 +70,7 @@ class DiskCache:
         self._shrink(bytes_max)
 
     def get(self, name: str) -> bytes | None:
-        """The content of a file; None if there is none, or it cannot be read."""
+        """Return the content of a file; None if there is none, or it cannot be read."""
         with self._lock:
             if name not in self._sizes:
                 return None

@@ -1,4 +1,4 @@
-"""The index of one archived log file: the content of each block, so that a reader need not read the whole file.
+"""The index of an archived log file: what each block contains, so that readers need not read the whole file.
 
 A block is a run of entries of about a megabyte. The index has the chain before each, so a block can be verified without
 those before it. For each queue with messages in a block it has their offsets, and their tag codes if there are few.
@@ -45,7 +45,7 @@ class QueueRange(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def end_offset(self) -> QueueOffset:
-        """The queue offset behind the last message."""
+        """Return the queue offset behind the last message."""
         return self.first_offset + self.count
 
 
@@ -71,7 +71,7 @@ class FileIndex(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def begin(self) -> Base:
-        """The log before the file."""
+        """Return the place in the log where the file begins."""
         return self.blocks[0].before
 
 
@@ -147,12 +147,12 @@ class FileIndexBuilder:
 
     @property
     def index(self) -> FileIndex:
-        """The index of the added entries."""
+        """Return the index of the entries that were added."""
         end = Base(self._last.index, self._last.term, self._file_end, self._last.chain)
         return FileIndex(tuple(self._blocks), end)
 
     def content(self) -> bytes:
-        """The index as bytes."""
+        """Return the index as bytes."""
         return encode_file_index(self.index)
 
 

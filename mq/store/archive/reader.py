@@ -1,4 +1,4 @@
-"""Reads an archive, or a backup in object storage, without brokers. Nothing is returned that was not verified.
+"""Reads an archive, or a backup in object storage, without brokers. Verifies everything that it returns.
 
 The manifest names each object with its SHA-256. An index is read as a whole, and compared with that. It has the chain
 before each block of its log file, so of the file only the blocks are read that may have wanted messages, and the
@@ -30,7 +30,7 @@ from raftlog.segment.meta import Base
 
 @dataclass(frozen=True, slots=True)
 class ArchivedFile:
-    """A file of the log; ``index`` is None if there is none, ``begin`` the log before the file."""
+    """A file of the log. ``index`` is None without one; ``begin`` is the place where the file begins."""
 
     stored: StoredObject
     begin: Base
@@ -69,7 +69,7 @@ class MessageQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveReader:
-    """An archive, for reading. Call `close` at the end, which closes the store.
+    """Reads an archive. Call `close` at the end, which also closes the store.
 
     Raises:
         BackupRefused: there is none in the store.
@@ -188,7 +188,7 @@ class ArchiveReader:
         try:
             data = self._store.read(state.name, state.nbytes + 1, 0)
         except NotStored as error:
-            if isinstance(meaning := self.backup.missing(error), BackupRefused):
+            if isinstance(meaning := self.backup.missing_error(error), BackupRefused):
                 return  # the archive begins later by now, and needs it no more
             raise meaning from error
         if (len(data), zlib.crc32(data)) != (state.nbytes, state.crc):
@@ -235,7 +235,7 @@ class ArchiveReader:
                     return self.backup.read(pos, length)
                 return self._store.read(file.name, length, pos - file.start).ljust(length, b"\0")
             except NotStored as error:
-                raise self.backup.missing(error) from error
+                raise self.backup.missing_error(error) from error
 
         return read
 
@@ -251,7 +251,7 @@ class ArchiveReader:
         try:
             content = self._store.read(index.name, index.nbytes, 0)
         except NotStored as error:
-            raise self.backup.missing(error) from error
+            raise self.backup.missing_error(error) from error
         if len(content) != index.nbytes or hashlib.sha256(content).hexdigest() != index.sha256:
             raise BackupDamaged(path, "its content differs from what was written")
         return content

@@ -1,4 +1,4 @@
-"""Chooses the files of an archive to delete: the oldest ones, by the age of their messages, or by the bytes of all.
+"""Chooses the oldest files of an archive to delete, by the age of messages or by the bytes of all files.
 
 They are deleted in three steps, and whatever ends one of them, the next run continues. The group agrees on where its
 messages begin from then on, so that no replica serves older ones; the manifest no longer names the files; their objects

@@ -1,4 +1,4 @@
-"""Reads the archived messages of some queues of one topic, in the order of the log, for readers that are not brokers.
+"""Reads the archived messages of some queues of a topic in log order, for readers that are not brokers.
 
 A broker tells a reader the place of the archive, and the entry up to which the group's log is archived. The rest is
 verified as for brokers (`mq.store.archive.cold_blocks`): nothing of another log, and nothing damaged, is returned. An
@@ -81,7 +81,7 @@ class ArchivedRecords(NamedTuple):
 
 
 class TopicBlocks:
-    """An archive, for reading topics. Sends nothing yet. Call `close` at the end.
+    """Reads topics from an archive. Sends no request before the first read. Call `close` at the end.
 
     Args:
         answer_seconds: a request to the store fails when no data comes for this time, and is repeated once.

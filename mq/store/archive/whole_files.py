@@ -1,4 +1,4 @@
-"""Bytes of complete log files from an archive, for a replica that gets the log of its group.
+"""Reads complete log files from an archive, for a replica that gets the log of its group.
 
 The archive has what entries fill; the blank behind the last entry of a file is equal in all logs. Nothing is returned
 that does not lead to an entry of this log which the group knows (`ColdBlocks`).
@@ -19,7 +19,7 @@ Fetch = Callable[[int, int], Sequence[tuple[int, bytes]]]
 
 
 class JoiningReader:
-    """Reads files from the first wanted byte on. For one thread at a time.
+    """Reads files from the first missing byte on. For one thread at a time.
 
     Args:
         fetch: as `ColdBlocks.fetch`.
@@ -40,7 +40,7 @@ class JoiningReader:
         self._close()
 
     def read(self, pos: int, nbytes: int) -> bytes:
-        """Bytes of one file, from the physical offset ``pos`` on.
+        """Read bytes of one file, from the physical offset ``pos`` on.
 
         Raises SegmentError: the archive does not have them, or the store does not answer.
         """

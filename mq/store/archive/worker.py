@@ -1,4 +1,4 @@
-"""Archives the log of a broker, in a process of its own with low priority.
+"""Archives the log of a broker, in a separate process with low priority.
 
 ``python -m mq.store.archive.worker`` reads one `ArchiveJob` from standard input, and writes an `ArchiveStep` for each
 line of its answer, as JSON. It ends with its job, and when standard input ends, since then the broker has ended. The
@@ -51,7 +51,7 @@ def run(job: ArchiveJob) -> Iterator[ArchiveStep]:
     rate = CopyRate(job.bytes_per_second, sleep=sleep)
 
     def on_copy(nbytes: int) -> None:
-        rate.copied(nbytes)
+        rate.throttle(nbytes)
         lives()
 
     try:

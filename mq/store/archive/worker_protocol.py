@@ -1,4 +1,4 @@
-"""The requests of a broker to the process that archives, and its answers."""
+"""Messages between a broker and the process that archives its log."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ArchiveJob(msgspec.Struct, frozen=True):
 
 
 class Trouble(enum.Enum):
-    """The reason why a run ended early."""
+    """The reason that a run ended early."""
 
     STORE = "store"
     """The store did not answer, or refused a request: it is tried again."""

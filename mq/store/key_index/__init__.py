@@ -1,1 +1,1 @@
-"""The key index: files for parts of the log, and searches in them."""
+"""Indexes parts of the log by key, in files, and searches them."""

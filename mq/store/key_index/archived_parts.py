@@ -1,4 +1,4 @@
-"""Parts of the log that only the archive has: reading records of them, and copying one of them to index it.
+"""Reads parts of the log that only the archive has, and copies a part to index it.
 
 For threads that may wait for the store. Only verified blocks are read (`mq.store.archive.cold_blocks`).
 """

@@ -1,4 +1,4 @@
-"""Builds files of the key index, in a separate low-priority process.
+"""Builds files of the key index in a separate low-priority process.
 
 ``python -m mq.store.key_index.builder idle`` reads jobs from standard input (`IndexJob`), one JSON object per line, and
 answers each with a line (`IndexResult`) when it is done. It ends at the end of its input, for example when its parent
@@ -30,7 +30,7 @@ from raftlog.segment.errors import FrameCorrupt
 
 
 class Pace:
-    """Sleeps between steps of work, so that all of it uses at most ``share`` of a core: 0 < share <= 1."""
+    """Sleeps between steps of work, so that they use at most ``share`` of a core: 0 < share <= 1."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""One file of the key index: the places of the records with a key in one part of the log.
+"""A file of the key index: the places of the records with a key in one part of the log.
 
 A file is built once, from a part that no longer changes, and is complete or absent. All numbers are big-endian:
 
@@ -60,7 +60,7 @@ class Scope(NamedTuple):
 
 
 def encode_key_file(scope: Scope, rows: bytes) -> bytes:
-    """The content of a file with these sorted rows."""
+    """Return the content of a file with these sorted rows."""
     assert len(rows) % _ROW.size == 0, f"rows of {len(rows)} bytes, each has {_ROW.size}"
     assert scope.begin <= scope.end, f"a file for the log from {scope.begin} to {scope.end}"
     blocks = [rows[at : at + _BLOCK_BYTES] for at in range(0, len(rows), _BLOCK_BYTES)]

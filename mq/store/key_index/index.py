@@ -1,4 +1,4 @@
-"""The parts of the log: which have a key index file, which need one, and which ones a search has to scan.
+"""Tracks which parts of the log have a key index file, which need one, and which a search has to scan.
 
 A *part* is a whole segment, or an equal share of it if it has more than 64 MiB. Its file is ``index/<beginning of the
 part, 20 digits>.hashes``, built once all entries that begin in the part are committed and on this disk: then it never
@@ -109,26 +109,26 @@ class KeyIndex:
         return False
 
     def path_of(self, part: int) -> str:
-        """The path of the file for the part that begins at a physical offset."""
+        """Return the path of the file for the part that begins at a physical offset."""
         return os.path.join(self._directory, f"{part:020d}{_SUFFIX}")
 
     @property
     def applied_end(self) -> int:
-        """The physical offset at which the readable log ends. Raises SegmentError."""
+        """Return the physical offset at which the readable log ends. Raises SegmentError."""
         return self._end_of(self._applied_index())
 
     @property
     def parts(self) -> Sequence[int]:
-        """Beginnings of the parts that have a file, ascending."""
+        """Return the beginnings of the parts that have a file, ascending."""
         return tuple(self._indexed_parts)
 
     @property
     def local_parts(self) -> Sequence[int]:
-        """The parts that the local log has, from which they can be built again."""
+        """Return the parts that the local log has, from which they can be built again."""
         return tuple(self._indexed_parts[self._indexed_parts.bisect_left(self._base_pos) :])
 
     def jobs(self) -> list[IndexJob]:
-        """Files to build now, newest parts first, without failed ones. Raises SegmentError.
+        """Return the files to build now, newest parts first, without failed ones. Raises SegmentError.
 
         The more of them, the larger their share of a core: all of it for `JOBS_MAX`.
         """
@@ -155,7 +155,7 @@ class KeyIndex:
                 self.discard(self.path_of(part))
 
     def on_build(self, path: str) -> None:
-        """Note that the file of a job was built."""
+        """Record that the file of a job was built."""
         part = self._part_of(path)
         if part >= self._begin:
             self._missing.discard(part)
@@ -205,14 +205,14 @@ class KeyIndex:
             _remove(self.path_of(part))
 
     def archived_missing(self, end: int) -> int:
-        """The number of kept parts without a file before the local log and before the physical offset ``end``."""
+        """Count the kept parts without a file before the local log and before the physical offset ``end``."""
         stop = min(end, self._base_pos)
         shares = -(-self._segment_bytes // self._part_bytes)
         have: int = self._indexed_parts.bisect_left(stop)
         return max(0, stop - self._begin) // self._segment_bytes * shares - have
 
     def archived_jobs(self, end: int) -> int:
-        """The number of parts that `archived_missing` counts and that have not failed: they are left to copy."""
+        """Count the parts of `archived_missing` that have not failed and are still to be copied."""
         stop = min(end, self._base_pos)
         failed_count = sum(self._begin <= part < stop and part not in self._indexed_parts for part in self._failures)
         return self.archived_missing(end) - failed_count
@@ -241,7 +241,7 @@ class KeyIndex:
         return IndexJob(self.copy_path_of(part), begin, begin, end, self.path_of(part), is_copy=True)
 
     def copy_path_of(self, part: int) -> str:
-        """The path to which a part of the archive is copied."""
+        """Return the path to which a part of the archive is copied."""
         return os.path.join(self._directory, f"{part:020d}{_COPY_SUFFIX}")
 
     def search_archived(self, query: KeyQuery, read: Read, is_over: Callable[[], bool]) -> KeySearch:
@@ -270,7 +270,7 @@ class KeyIndex:
         return -(-begin_pos // self._segment_bytes) * self._segment_bytes
 
     def search(self, query: KeyQuery, is_over: Callable[[], bool]) -> KeySearch:
-        """A search of everything that is committed now, to be run in a worker thread. Raises SegmentError."""
+        """Return a search of everything that is committed now, to run in a worker thread. Raises SegmentError."""
         self._catch_up()
         log = self._log
         last, durable = self._applied_index(), log.durable_index

@@ -6,7 +6,7 @@ import msgspec
 
 
 class IndexJob(msgspec.Struct, frozen=True):
-    """The entries ``begin`` to ``end`` of the segment that begins at ``segment_start``; all are physical offsets.
+    """A part of the log to index: entries ``begin`` to ``end`` (exclusive) of the segment at ``segment_start``.
 
     ``segment`` is the path of the segment, ``target`` the path of the file to build. ``share`` is the part of a core
     that building it may use, above 0 and at most 1. ``is_copy`` says that ``segment`` is a copy of entries of the

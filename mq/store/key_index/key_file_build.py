@@ -27,7 +27,7 @@ class _Window(NamedTuple):
 
 
 def build_key_file(read: Read, begin: int, end: int) -> bytes:
-    """The content of a file for the contiguous entries from ``begin`` to ``end``, at most 4 GiB.
+    """Return the content of a file for the contiguous entries from ``begin`` to ``end``, at most 4 GiB.
 
     ``read`` may return unverified bytes: every entry is verified here.
 

@@ -131,7 +131,7 @@ def _with_name(flat: npt.NDArray[np.uint8], starts: Integers, name: bytes) -> In
 
 
 def mix(topics: Rows, keys: Rows) -> Rows:
-    """The second half of `key_hash`, from the hashes of topics and keys."""
+    """Return the second half of `key_hash`, from the hashes of topics and keys."""
     both = topics * np.uint64(TOPIC_FACTOR) + keys
     both ^= both >> np.uint64(32)
     both *= np.uint64(FINAL_FACTOR)

@@ -68,7 +68,7 @@ def text_hash(text: bytes) -> int:
 
 
 def key_hash(topic: bytes, key: bytes) -> int:
-    """The hash of a topic's key in the index: `KEY_HASH_BITS` bits. `key_table` computes the same for many at once."""
+    """Hash a topic's key to `KEY_HASH_BITS` bits. `key_table` computes the same for many keys at once."""
     value = (text_hash(topic) * TOPIC_FACTOR + text_hash(key)) % (1 << 64)
     value ^= value >> 32
     return (value * FINAL_FACTOR) % (1 << 64) >> 64 - KEY_HASH_BITS

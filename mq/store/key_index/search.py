@@ -1,4 +1,4 @@
-"""A search for messages by key: in files of the key index, and in the log where there are none.
+"""Searches messages by key: in files of the key index, and in parts of the log that have no file.
 
 The newest messages are searched first. A part of the log with a file costs two small reads. In a part without one, the
 bytes of the key are searched, and only records around matches are parsed. Runs in a worker thread; the necessary state
