@@ -26,13 +26,13 @@ from raftlog.segment.meta import MetaState
 from raftlog.segment.note_names import CONF
 from raftlog.segment.read_ahead import read_ahead
 
-Wanted = Callable[[bytes], bool]
+IsWanted = Callable[[bytes], bool]
 """Whether to restore a normal entry with this body; the log ends before the first one that is not wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """A restored log: ``last`` is the last entry from the backup, ``newest_body`` the last normal body, or empty.
+    """A restored log. ``last`` is the last entry from the backup, ``newest_body`` the last normal body, or empty.
 
     ``last_index`` and ``last_term`` are those of the log's last entry: equal for all replicas that are restored from
     the same backup with the same members.
@@ -51,7 +51,7 @@ def restore(
     *,
     node_id: NodeId,
     addresses: Mapping[NodeId, str],
-    is_wanted: Wanted | None = None,
+    is_wanted: IsWanted | None = None,
     on_copy: Callable[[int], None] = lambda nbytes: None,
 ) -> RestoreResult:
     """Create the log of one replica of a new group.
@@ -126,12 +126,12 @@ class _Copy:
     ``base_conf`` is the configuration at the base of the log, ``conf`` the one at its end; both are None if unknown.
     """
 
-    def __init__(self, backup: Backup, image: LogImage, is_wanted: Wanted | None) -> None:
+    def __init__(self, backup: Backup, image: LogImage, is_wanted: IsWanted | None) -> None:
         self.image = image
         self.base_conf = decode_conf(backup.manifest.conf) if backup.manifest.conf else None
         self.conf = self.base_conf
         self.newest_body = b""
-        self._wanted = is_wanted
+        self._is_wanted = is_wanted
 
     def copy_run(self, run: EntryRun) -> bool:
         """Copy a run, or its beginning; returns whether all its entries are wanted."""
@@ -139,7 +139,7 @@ class _Copy:
         whole = True
         for number, entry in enumerate(run.entries):
             if entry.kind == NORMAL:
-                if self._wanted is not None and not self._wanted(run.body(entry)):
+                if self._is_wanted is not None and not self._is_wanted(run.body(entry)):
                     run = EntryRun(run.pos, run.data[: entry.pos - run.pos], run.entries[:number])
                     whole = False
                     break

@@ -1,4 +1,4 @@
-"""Builds a consensus core from a directory: the members of the group, and what this replica may do in it."""
+"""Builds a consensus core from a log directory: with the group's members, and what this replica may do in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Confs = list[tuple[LogIndex, ConfState]]
 
 
 def configurations(log: SegmentLog, initial: ConfState) -> Confs:
-    """The configuration at the base of the log, and each one in it, with the entries that set them.
+    """Return the configuration at the base of the log and each later one in it, with the entries that set them.
 
     ``initial`` is the group's first one, for a log that has its beginning. Raises ValueError for an invalid body.
     """
@@ -37,7 +37,7 @@ def core_for(
     applied_index: LogIndex = NO_INDEX,
     core_class: type[RaftCore] = RaftCore,
 ) -> RaftCore:
-    """The core of this log's replica; ``confs`` are its `configurations`.
+    """Return the core of this log's replica. ``confs`` is the result of `configurations`.
 
     It abstains if entries that it acknowledged may be missing, unless it is the only voter, which has no peer to ask.
     ``applied_index`` is the one that the application has stored itself.

@@ -1,4 +1,4 @@
-"""Takes closed files that a leader offers from an archive instead, so that they cost the leader nothing.
+"""Fetches closed files that a leader offers from an archive instead, which spares the leader the reads.
 
 The leader's offer says up to where its log is archived, by an entry and the chain after it. The application reads the
 archive, and returns only bytes that lead to that entry (`LogArchive`); they are staged and verified as if a peer had
@@ -28,10 +28,10 @@ _TINY: Final = 1e-9
 
 
 class LogArchive(Protocol):
-    """Reads a copy of the log's beginning that is kept outside of its replicas. For one thread at a time."""
+    """Reads a copy of the log's beginning that is stored outside of its replicas. For one thread at a time."""
 
     def read(self, pos: int, nbytes: int, /) -> bytes:
-        """Bytes of one closed file, proven to be of this log. Fast for ascending positions. Raises SegmentError."""
+        """Read bytes of one closed file, verified to be of this log. Fast at rising positions. Raises SegmentError."""
 
     def close(self) -> None:
         """Stop reading; a `read` that is under way may fail."""
@@ -42,7 +42,7 @@ OpenArchive = Callable[[Base], LogArchive]
 
 
 class Rate:
-    """The bytes that were read, and the time that reading took, without pauses."""
+    """Measures the rate of reads: their bytes, and the time that they took, without pauses."""
 
     def __init__(self) -> None:
         self.nbytes = 0
@@ -55,13 +55,13 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """Bytes a second."""
+        """Return the bytes read per second."""
         return self.nbytes / max(self._seconds, _TINY)
 
 
 @dataclass(slots=True)
 class Trial:
-    """A trial of the leader, which is asked for ``nbytes`` up to ``end_pos`` from ``began`` on: is it faster?"""
+    """A trial whether the leader is faster: from ``began`` on it is asked for ``nbytes`` up to ``end_pos``."""
 
     began: float
     nbytes: int
@@ -70,13 +70,13 @@ class Trial:
 
 
 class ArchivedFiles:
-    """The archive for one offer. Call `close` at the end.
+    """Fetches the files of one offer from the archive. Call `close` at the end.
 
     Args:
         archive_end: the log is archived up to there, as the leader has told.
 
     Attributes:
-        opened: set when the first byte was read, or nothing will be.
+        first_read: set when the first byte was read, or nothing will be.
         nbytes: how many bytes of the log were taken from the archive.
     """
 
@@ -88,7 +88,7 @@ class ArchivedFiles:
         self._archive: LogArchive | None = None
         self._rate = Rate()
         self._trial: Trial | None = None
-        self.opened = trio.Event()
+        self.first_read = trio.Event()
         self.nbytes = 0
 
     def wants(self, pos: int) -> bool:
@@ -112,19 +112,19 @@ class ArchivedFiles:
             self._archive = None
 
     async def open(self, pos: int) -> None:
-        """Open the archive, and read at ``pos``, which shows that the file is of this log. It may take its time."""
+        """Open the archive, and read at ``pos`` to check that the file is of this log. This may take a while."""
 
-        def opened() -> LogArchive:
+        def open_and_read() -> LogArchive:
             archive = self._open_archive(self._archive_end)
             archive.read(pos, 1)
             return archive
 
         await trio.lowlevel.checkpoint()
         try:
-            self._archive = await trio.to_thread.run_sync(opened, abandon_on_cancel=True)
+            self._archive = await trio.to_thread.run_sync(open_and_read, abandon_on_cancel=True)
         except SegmentError as error:
             self._give_up(str(error))
-        self.opened.set()
+        self.first_read.set()
 
     async def fetch(self, staging: SnapshotInstall, is_over: Callable[[], bool]) -> None:
         """Fetch the missing entries from the archive, until that fails or ``is_over``. Raises StorageFailed."""

@@ -33,13 +33,13 @@ _LOGGER.addHandler(logging.NullHandler())  # a library logs nothing unless its p
 
 
 class StateMachine(Protocol):
-    """The replicated state machine: the same bodies in the same order give the same state on every node."""
+    """The replicated state machine. The same bodies in the same order must give the same state on every node."""
 
     def apply(self, index: LogIndex, body: bytes) -> None:
         """Apply one committed body."""
 
     def snapshot(self) -> bytes:
-        """The state after everything applied so far."""
+        """Return the state after everything that was applied so far."""
 
     def restore(self, data: bytes) -> None:
         """Restore the state from a `snapshot` of this or another node."""
@@ -49,7 +49,7 @@ M = TypeVar("M", bound=StateMachine)
 
 
 class Refused(Exception):
-    """The node refused the operation; nothing happened."""
+    """The node refused the operation. The state did not change."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.value)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
 
 class NotLeader(Refused):
-    """Another node leads: ``leader``, or None if unknown."""
+    """Another node leads, or none. ``leader`` is that node, None if unknown."""
 
     def __init__(self, leader: NodeId | None) -> None:
         super().__init__(Refusal.NOT_LEADER)
@@ -73,7 +73,7 @@ class SnapshotMissing(Exception):
 
 
 class Node(Generic[M]):
-    """A running node; created by `open_node`. After a restart in place ``machine`` is another object."""
+    """A running node, from `open_node`. After a restart in place, ``machine`` is another object."""
 
     machine: M
 
@@ -83,18 +83,18 @@ class Node(Generic[M]):
         self._run: NodeRun | None = None
         self._disk: Disk = RealDisk()
         self._applied_index = NO_INDEX
-        self._compacting = trio.Lock()
-        self._waiting: dict[LogIndex, tuple[trio.Event, list[bool]]] = {}
+        self._compaction_lock = trio.Lock()
+        self._proposals: dict[LogIndex, tuple[trio.Event, list[bool]]] = {}
 
     @property
     def replica(self) -> Replica:
-        """The replica of the current run. Raises `Refused` between two runs."""
+        """Return the replica of the current run. Raises `Refused` between two runs."""
         if self._run is None:
             raise Refused(Refusal.NOT_READY)
         return self._run.replica
 
     def status(self) -> CoreStatus:
-        """The status of this node and, while it leads, of the others."""
+        """Return the status of this node and, while it leads, of the others."""
         return self.replica.core.status()
 
     async def append(self, body: bytes) -> LogIndex:
@@ -147,11 +147,11 @@ class Node(Generic[M]):
             raise Refused(Refusal.NOT_CAUGHT_UP)
 
     async def compact(self) -> None:
-        """Write a snapshot, and delete the log files that it replaces. Raises OSError; then nothing is lost.
+        """Write a snapshot, and delete the log files that it replaces. If it raises OSError, nothing is lost.
 
         No effect on a log that was replaced in the meantime.
         """
-        async with self._compacting:
+        async with self._compaction_lock:
             run, replica = self._run, self.replica
             index, data = self._applied_index, self.machine.snapshot()
             await trio.to_thread.run_sync(write_file, self._disk, self._path + _ASIDE, _INDEX.pack(index) + data)
@@ -181,17 +181,17 @@ class Node(Generic[M]):
             if entry.kind == EntryKind.NORMAL:
                 self.machine.apply(entry.index, bytes(entry.body))
             self._applied_index = entry.index
-            if (waiting := self._waiting.pop(entry.index, None)) is not None:
-                waiting[1].append(True)
-                waiting[0].set()
+            if (proposal := self._proposals.pop(entry.index, None)) is not None:
+                proposal[1].append(True)
+                proposal[0].set()
 
     def role_changed(self, change: RoleChange) -> None:
-        """Do nothing: no call waits for a role."""
+        """Do nothing: no call waits for a change of role."""
 
     def outcome_unknown(self, first_index: LogIndex) -> None:
         """Wake the calls that wait for entries from ``first_index`` on, which raise `OutcomeUnknown`."""
-        for index in [index for index in self._waiting if index >= first_index]:
-            self._waiting.pop(index)[0].set()
+        for index in [index for index in self._proposals if index >= first_index]:
+            self._proposals.pop(index)[0].set()
 
     def host(self, run: NodeRun) -> Hosted:
         """Build the application for a run, see `raftlog.node`."""
@@ -246,7 +246,7 @@ class Node(Generic[M]):
         return NotLeader(self.replica.core.leader_id) if refusal is Refusal.NOT_LEADER else Refused(refusal)
 
     async def _until_applied(self, index: LogIndex) -> LogIndex:
-        event, terms = self._waiting[index] = (trio.Event(), [])
+        event, terms = self._proposals[index] = (trio.Event(), [])
         await event.wait()
         if not terms:
             raise OutcomeUnknown(f"leadership was lost before entry {index} was committed")

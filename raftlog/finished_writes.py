@@ -1,4 +1,4 @@
-"""Acts on each write of a replica's log that is durable, and tells the log's writer which writes to report at once.
+"""Acts on durable writes of a replica's log, and tells the log's writer which writes to report at once.
 
 The writer's thread publishes which write is durable. It also wakes the event loop, but only for writes with a waiting
 caller; the others are noted in the next turn. An acknowledgement is sent by the writer's thread itself, where possible.
@@ -21,7 +21,7 @@ NO_SIGNALS: Final = 2**62
 
 
 class SenderOfWriter(Protocol):
-    """The part of a transport that sends by the log's writer; see `raftlog.net.transport.Transport`."""
+    """The part of a transport by which the log's writer sends; see `raftlog.net.transport.Transport`."""
 
     def send_after(self, ticket: int, peer: NodeId, frame: bytes) -> bool: ...
     def has_left(self) -> bool: ...
@@ -53,36 +53,36 @@ class FinishedWrites:
         # The acknowledgement that the writer sends, with the ticket of its write.
         self._acknowledgement: tuple[int, AppendResp] | None = None
         self.waits_for_next: list[Callable[[], None]] = []
-        self._waiting: deque[tuple[int, list[Callable[[], None]]]] = deque()
+        self._callbacks: deque[tuple[int, list[Callable[[], None]]]] = deque()
 
     def has_in_flight(self) -> bool:
-        """Whether anything is in flight that ends in an event here soon."""
+        """Whether work in flight will soon end in an event on this replica."""
         is_silent = self._acknowledgement is not None and self._acknowledgement[0] == self._log.last_ticket
         return self._core.in_flight and not is_silent
 
     def call_after_next(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the next write to be submitted is durable."""
+        """Call ``then`` once the next submitted write is durable."""
         self.waits_for_next.append(then)
 
     def on_submit(self, ticket: int) -> None:
-        """Note a submitted write, and the calls that wait for it."""
-        self._waiting.append((ticket, self.waits_for_next))
+        """Record a submitted write, and the calls that wait for it."""
+        self._callbacks.append((ticket, self.waits_for_next))
         self.waits_for_next = []
 
     def acknowledge(self, ticket: int, message: AppendResp) -> None:
-        """Have the writer send an acknowledgement, unless one waits already or a caller waits for that write."""
-        if self._acknowledgement is not None or self._waiting:
+        """Have the writer send an acknowledgement, unless another one waits or a caller waits for that write."""
+        if self._acknowledgement is not None or self._callbacks:
             return
         if self._transport.send_after(ticket, message.dst, frames.encode_appended(message)):
             self._acknowledgement = ticket, message
 
     def poll(self) -> None:
-        """Note which writes are durable by now: in each turn, as not all of them are signalled."""
+        """Check which writes are durable. Called in each turn, since the writer does not signal all of them."""
         ticket = self._writer.done_ticket
         if ticket > self._last_ticket:
-            self.done(ticket)
+            self.on_durable(ticket)
 
-    def done(self, ticket: int) -> None:
+    def on_durable(self, ticket: int) -> None:
         """Tell the core and the waiting calls that everything up to ``ticket`` is durable."""
         self._last_ticket = ticket
         now = self._clock()
@@ -92,13 +92,13 @@ class FinishedWrites:
             if self._transport.has_left():
                 self._core.on_acknowledgement(message, now)
         self._core.storage_done(ticket, now)
-        while self._waiting and self._waiting[0][0] <= ticket:
-            for then in self._waiting.popleft()[1]:
+        while self._callbacks and self._callbacks[0][0] <= ticket:
+            for then in self._callbacks.popleft()[1]:
                 then()
 
     def choose_signals(self) -> None:
         """Have the writer wake the event loop only while a caller waits for a write."""
-        needs_signals = bool(self._waiting) or self._core.waits_for_write
+        needs_signals = bool(self._callbacks) or self._core.waits_for_write
         if needs_signals is self._is_signalled:
             return
         self._is_signalled = needs_signals

@@ -51,7 +51,7 @@ _QUEUED_MAX = 64
 _PROGRESS_SECONDS = 5.0
 
 
-def note_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
+def record_reset(replica: Replica, base: LogIndex, then: Callable[[], None]) -> None:
     """The log will be replaced by one that begins after the entry ``base``. Call ``then`` once the log notes durably
     whether other replicas may have what is missing: the leader may have deleted it early, and the copy is no better.
     The copy may also come from an earlier leader, whose log began later than the present leader's. Call it after
@@ -223,9 +223,9 @@ class Puller:
         self._on_complete = on_complete
         self._log = log
         self._source: NodeId | None = None
-        self._gone = False
+        self._is_gone = False
         self._next: Manifest | None = None
-        self._offered = trio.Event()
+        self._offer_event = trio.Event()
         self._answers_in, self._answers = trio.open_memory_channel[RangeResp](2 * REQUESTS_MAX)
 
     def on_offer(self, source: NodeId, offer: InstallOffer) -> None:
@@ -249,9 +249,9 @@ class Puller:
             raise WireError(f"the leader of term {offer.term} offers a log that ends in term {manifest.last.term}")
         if manifest.end_index == 0:
             return  # it would change nothing, and be offered again
-        if source != self._source or self._gone:
-            self._source, self._gone, self._next = source, False, manifest
-            self._offered.set()
+        if source != self._source or self._is_gone:
+            self._source, self._is_gone, self._next = source, False, manifest
+            self._offer_event.set()
 
     def on_response(self, source: NodeId, response: RangeResp) -> None:
         """Process the answer to a request."""
@@ -268,8 +268,8 @@ class Puller:
             StorageFailed: a disk error. A full disk is not one: it waits for room.
         """
         while True:
-            await self._offered.wait()
-            self._offered = trio.Event()
+            await self._offer_event.wait()
+            self._offer_event = trio.Event()
             manifest, self._next = self._next, None
             assert manifest is not None, "an offer without a manifest"
             try:
@@ -306,7 +306,7 @@ class Puller:
             if staging.complete:
                 await hear_beginnings(self._replica, source, base)
                 reset = trio.Event()
-                note_reset(self._replica, base, reset.set)
+                record_reset(self._replica, base, reset.set)
                 await reset.wait()
                 await trio.to_thread.run_sync(staging.finish)
             return staging.complete
@@ -316,7 +316,7 @@ class Puller:
     async def _wait_for_room(self, reason: str) -> None:
         self._log.warning("install_waits", source=self._source, reason=reason)
         await trio.sleep(self._limits.room_seconds)
-        self._gone = True  # so that a repeated offer is accepted
+        self._is_gone = True  # so that a repeated offer is accepted
 
     async def _fetch(self, staging: SnapshotInstall) -> None:
         """Fetch until everything is here, or another offer arrived: archived files from the archive, if it answers."""
@@ -330,7 +330,7 @@ class Puller:
             if request[1] < archive_end.pos:
                 nursery.start_soon(archive.open, request[1])
                 with trio.move_on_after(self._limits.archive_open_seconds):
-                    await archive.opened.wait()
+                    await archive.first_read.wait()
             try:
                 await self._fetch_from(staging, archive)
             except StorageFailed as error:
@@ -373,7 +373,7 @@ class Puller:
                     await trio.sleep(ANSWER_SECONDS_MAX / 4)
             elif response.refusal in (GONE, NO_SNAPSHOT):
                 # The source will make another offer.
-                self._gone = True
+                self._is_gone = True
 
     def _ask(self, request: RangeReq) -> None:
         if self._source is not None:

@@ -63,7 +63,7 @@ _HANDOVER_POLL_SECONDS: Final = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hosted:
-    """An application, and what a node needs from it during one run.
+    """An application, with all that a node needs from it during one run.
 
     Attributes:
         applied_index: the last entry that it has applied already.
@@ -99,7 +99,7 @@ Host = Callable[["NodeRun"], Hosted]
 
 
 class NodeRun:
-    """The time from opening the directory to closing it.
+    """Runs a node from opening its directory to closing it.
 
     Attributes:
         undo: what to close at the end of the run, in reverse order; the log is closed after everything of the host.
@@ -129,9 +129,9 @@ class NodeRun:
             self._hosted = host(self)
             confs = configurations(self.segment_log, settings.initial)
         except StorageCorrupt as damage:
-            self._note_damage(damage)
+            self._keep_damage(damage)
             raise
-        self._note_members(confs)
+        self._log_members(confs)
         self.admission = Admission(
             replace(settings.identity, store_id=self.segment_log.store_id),
             stores_in(self.segment_log.notes),
@@ -187,11 +187,11 @@ class NodeRun:
             limits=settings.limits.log,
         )
         self.undo.callback(segment_log.close)
-        segment_log.tell_damage(damages.put)
-        self._log.info("log_opened", directory=settings.directory, found=segment_log.found)
+        segment_log.set_damage_handler(damages.put)
+        self._log.info("log_opened", directory=settings.directory, found=segment_log.opening_state)
         return segment_log
 
-    def _note_members(self, confs: Confs) -> None:
+    def _log_members(self, confs: Confs) -> None:
         """Store the newest configuration in the notes; durable with the next write."""
         note = encode_members(*confs[-1])
         if confs[-1][1].members and len(note) <= CONF_PROPOSED_BYTES_MAX:
@@ -234,7 +234,7 @@ class NodeRun:
             clock=clock,
             wake=self.reactor.wake,
             confs=confs,
-            on_conf=self._configured,
+            on_conf=self._on_conf,
             on_reset=self._offer,
             in_background=self._background.put,
             check_body=hosted.check_body,
@@ -271,7 +271,7 @@ class NodeRun:
         )
 
     def set_level(self, level: int) -> None:
-        """Set the group's format level as of the applied log: replicas that do not support it are refused."""
+        """Set the group's format level. Replicas that do not support it are refused."""
         self.admission.level = level
 
     def restart(self, reason: str) -> None:
@@ -313,9 +313,9 @@ class NodeRun:
                     self.reactor.wake()
                     task_status.started()
         except* SegmentError as errors:
-            failure = _first(errors)
+            failure = _first_error(errors)
         if isinstance(failure, StorageCorrupt):
-            self._note_damage(failure)
+            self._keep_damage(failure)
             return True
         if isinstance(failure, StorageFailed) and (failure.errno, failure.operation) == (errno.ENOSPC, "preparation"):
             # Nothing is torn, there is just no room for another file. Reopened, the node votes, and accepts entries
@@ -361,7 +361,7 @@ class NodeRun:
                 await trio.sleep(_HANDOVER_POLL_SECONDS)
         raise self._damage
 
-    def _note_damage(self, damage: StorageCorrupt) -> None:
+    def _keep_damage(self, damage: StorageCorrupt) -> None:
         """Record the damage for the next opening."""
         if self._damage is None:
             self._log.error("damage_found", error=str(damage))
@@ -454,7 +454,7 @@ class NodeRun:
 
         self.replica.remember(STORES, cbor2.dumps(stores), on_record)
 
-    def _configured(self, conf_index: LogIndex, conf: ConfState, removed: frozenset[NodeId]) -> None:
+    def _on_conf(self, conf_index: LogIndex, conf: ConfState, removed_nodes: frozenset[NodeId]) -> None:
         self._log.info(
             "configured",
             index=conf_index,
@@ -463,7 +463,7 @@ class NodeRun:
             learners=list(conf.learners),
         )
         self.replica.remember(MEMBERS, encode_members(conf_index, conf))
-        self.admission.forget(removed)
+        self.admission.forget(removed_nodes)
         self.transport.set_members(conf_index, _addresses(conf))
 
 
@@ -498,7 +498,7 @@ async def serve_node(
             continue
         except LogDamaged as damaged:
             with contextlib.ExitStack() as undo:
-                repairing = RepairMode(
+                repair_mode = RepairMode(
                     damaged,
                     disk=this_machine().open_disk(),
                     identity=settings.identity,
@@ -512,13 +512,13 @@ async def serve_node(
                     log=log,
                 )
                 try:
-                    await repairing.run(task_status)
+                    await repair_mode.run(task_status)
                 except* StorageCorrupt as errors:
                     # Damaged since the opening: the next one verifies again.
-                    log.error("damage_found", error=str(_first(errors)))
+                    log.error("damage_found", error=str(_first_error(errors)))
                     await trio.sleep(settings.limits.room_seconds)
                 except* StorageFailed as errors:
-                    failure = _first(errors)
+                    failure = _first_error(errors)
                     if not isinstance(failure, StorageFailed) or failure.errno != errno.ENOSPC:
                         raise
                     log.error("repair_waits", error=str(failure))
@@ -527,7 +527,7 @@ async def serve_node(
 
 
 def open_secret(settings: NodeSettings, log: Log) -> SecretFile:
-    """The secret of the group; in a new group, the first member in the settings creates it."""
+    """Read the secret of the group. In a new group, the first member in the settings creates it."""
     path = settings.secret_file
     first = next(iter(settings.members), None)
     try:
@@ -547,7 +547,7 @@ def _addresses(conf: ConfState) -> dict[NodeId, str]:
     return {node: text for node, text in conf.addresses if node in conf.members}
 
 
-def _first(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:
+def _first_error(errors: BaseExceptionGroup[SegmentError]) -> SegmentError:
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -54,7 +54,7 @@ class NodeSettings:
     limits: NodeLimits = DEFAULT
 
     def disk_ratios(self, total_bytes: int) -> tuple[float, float]:
-        """The used fractions of the disk from which on a replica refuses proposals, and a leader's entries.
+        """Return the used fractions of the disk at which a replica refuses proposals, and a leader's entries.
 
         A new file is needed at once, so the second fraction leaves room for one. Between both is room for another one,
         and for what is in flight when the leader begins to refuse: it would stay uncommitted, and its senders without
@@ -66,7 +66,7 @@ class NodeSettings:
 
     @property
     def identity(self) -> Identity:
-        """The values on which peers must agree; the store id is in the directory."""
+        """Return the values on which peers must agree. The store id is in the directory."""
         return Identity(
             self.cluster_id,
             self.group,
@@ -78,5 +78,5 @@ class NodeSettings:
 
     @property
     def initial(self) -> ConfState:
-        """The initial configuration of the group."""
+        """Return the initial configuration of the group."""
         return ConfState(tuple(self.members), (), (), tuple(self.members.items()))

@@ -36,7 +36,7 @@ _ROUNDS_WITHOUT_BYTES_MAX: Final = 10
 
 
 class PrefixRefill:
-    """Fetches older entries from the leader, to put them in front of the log.
+    """Fetches deleted entries from the leader, and puts them in front of the log.
 
     Args:
         directory: of the log.

@@ -35,7 +35,7 @@ _QUEUED_MAX = 64
 
 
 class RangeRefused(Exception):
-    """The bytes cannot be served; the message is for the peer."""
+    """The bytes cannot be served. The text is sent to the peer."""
 
 
 Read = Callable[[RangeReq], Awaitable[bytes]]
@@ -93,7 +93,7 @@ async def read_log(log: SegmentLog, committed_index: LogIndex, request: RangeReq
 
 
 def granted_bytes(log: SegmentLog, committed_index: LogIndex, request: RangeReq) -> int:
-    """The number of bytes of an open log that `read_log` returns. Raises `RangeRefused` if none."""
+    """Return the number of bytes that `read_log` would return. Raises `RangeRefused` if none."""
     pos = request.pos
     if pos < log.base_pos:
         raise RangeRefused(GONE)

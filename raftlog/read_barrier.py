@@ -1,4 +1,4 @@
-"""Reads that wait until this replica has applied everything that was committed when they arrived.
+"""Delays reads until this replica has applied everything that was committed when they arrived.
 
 All reads of one turn of the event loop share one request to the consensus core, and so one round trip.
 """
@@ -30,31 +30,31 @@ class _Batch:
 
 
 class ReadBarriers:
-    """The open reads of a replica, oldest first. The methods call the callbacks, each once.
+    """The open reads of a replica, oldest first. The methods call each callback once.
 
     Attributes:
-        asked: the reads that `ask` is to start.
+        new_reads: the reads that `ask` is to start.
         open: the started reads.
     """
 
     def __init__(self) -> None:
-        self.asked: list[OnRead] = []
+        self.new_reads: list[OnRead] = []
         self.open: deque[_Batch] = deque()
         self._last_ctx = 0
 
     def add(self, on_read: OnRead) -> None:
         """Add a read; it becomes part of the next `ask`."""
-        self.asked.append(on_read)
+        self.new_reads.append(on_read)
 
     def ask(self, now: float) -> int:
         """Start a batch with all new reads; returns its number for the core."""
         self._last_ctx += 1
-        self.open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self.asked))
-        self.asked = []
+        self.open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self.new_reads))
+        self.new_reads = []
         return self._last_ctx
 
     def complete(self, ctx: int, index: LogIndex | None) -> None:
-        """Note the core's answer: the index to be applied, or None if it could not be confirmed."""
+        """Record the core's answer: the index to apply, or None if the read could not be confirmed."""
         for batch in self.open:
             if batch.ctx == ctx:
                 batch.index = index
@@ -77,7 +77,7 @@ class ReadBarriers:
 
     @property
     def deadline(self) -> float:
-        """The time at which `expire` has to be called; infinite without open reads."""
+        """Return the time at which `expire` must be called; infinite without open reads."""
         return self.open[0].deadline if self.open else float("inf")
 
 

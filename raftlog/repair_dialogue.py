@@ -18,20 +18,20 @@ from raftlog.segment.repair import Repair
 
 
 class RepairDialogue:
-    """The requests of one `Repair`, in rounds: ask every reachable peer, then call `end_round`.
+    """Makes the requests of one `Repair`, in rounds: ask every reachable peer, then call `end_round`.
 
     Args:
         now: seconds, on any clock that the caller keeps using.
         patience_seconds: see `NodeLimits.repair_patience_seconds`.
 
     Attributes:
-        answered: the last answer of each peer.
+        last_responses: the last answer of each peer.
         has_moved: whether this round has made progress.
     """
 
     def __init__(self, repair: Repair, now: float, patience_seconds: float = DEFAULT.repair_patience_seconds) -> None:
         self.repair = repair
-        self.answered: dict[NodeId, str] = {}
+        self.last_responses: dict[NodeId, str] = {}
         self._moved_at = now
         self._patience_seconds = patience_seconds
         self.has_moved = False
@@ -39,21 +39,21 @@ class RepairDialogue:
 
     def begin_round(self, peers: Iterable[NodeId]) -> None:
         """Ask ``peers``, all other members, from now on; the log may be cut when all of them have refused."""
-        self.answered = dict.fromkeys(peers, "not connected")
-        self.repair.peers = set(self.answered)
+        self.last_responses = dict.fromkeys(peers, "not connected")
+        self.repair.peers = set(self.last_responses)
         self.has_moved = False
 
     def request(self, peer: NodeId) -> RangeReq | None:
-        """The next request to ``peer``; None if nothing is missing."""
+        """Return the next request to ``peer``; None if nothing is missing."""
         span = self.repair.next_request()
         if span is None:
             return None
-        self.answered[peer] = "no answer"
+        self.last_responses[peer] = "no answer"
         return RangeReq("log", *span, uncommitted=self._uncommitted)
 
     def process_answer(self, peer: NodeId, response: RangeResp) -> bool:
         """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
-        self.answered[peer] = response.refusal or f"{len(response.data)} bytes"
+        self.last_responses[peer] = response.refusal or f"{len(response.data)} bytes"
         if response.refusal is None:
             goes_on = self.repair.offer(response.pos, response.data, peer)
             self.has_moved |= goes_on
@@ -74,7 +74,7 @@ class RepairDialogue:
 
 
 def damaged_log_bytes(repair: Repair, request: RangeReq) -> bytes:
-    """The answer of a node with a damaged log to a peer. Raises `RangeRefused`, StorageFailed."""
+    """Return the bytes that a node with a damaged log serves to a peer. Raises `RangeRefused`, StorageFailed."""
     pos = request.pos
     if request.source != "log":
         raise RangeRefused(NOT_YET)

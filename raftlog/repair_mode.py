@@ -107,8 +107,8 @@ class RepairMode:
         self._transport.set_members(conf_index, dict(conf.addresses))
         self._server = RangeServer(self._transport, self._reactor.wake, self._read, bytes_per_second)
         self._answers_in, self._answers = trio.open_memory_channel[tuple[NodeId, RangeResp]](16)
-        missing = ", ".join(f"{pos}..{end}" for pos, end in self._repair.missing)
-        log.warning("log_damaged", directory=damage.directory, reason=damage.reason, missing=missing)
+        ranges = ", ".join(f"{pos}..{end}" for pos, end in self._repair.missing_ranges)
+        log.warning("log_damaged", directory=damage.directory, reason=damage.reason, missing=ranges)
 
     async def run(self, task_status: trio.TaskStatus[None]) -> None:
         """Return once the log can be opened again.
@@ -125,11 +125,11 @@ class RepairMode:
             nursery.cancel_scope.cancel()
         if self._repair.cut_at is not None:
             self._log.warning("log_cut", pos=self._repair.cut_at, reason="no peer has these entries")
-        for replaced in self._repair.replaced:
-            if replaced.pos == self._repair.cut_at:
-                self._log.warning("log_given_up", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+        for part in self._repair.replaced_ranges:
+            if part.pos == self._repair.cut_at:
+                self._log.warning("log_given_up", pos=part.pos, nbytes=part.nbytes, crc_before=part.crc)
                 continue
-            self._log.info("log_repaired", pos=replaced.pos, nbytes=replaced.nbytes, crc_before=replaced.crc)
+            self._log.info("log_repaired", pos=part.pos, nbytes=part.nbytes, crc_before=part.crc)
         self._repair.finish()
 
     async def _fetch(self) -> None:
@@ -147,9 +147,9 @@ class RepairMode:
             if dialogue.has_moved:
                 logged_answers = {}
                 continue
-            if waits and logged_answers != dialogue.answered:
-                logged_answers = dict(dialogue.answered)
-                self._log.warning("repair_waits", pos=self._repair.missing[0][0], answers=logged_answers)
+            if waits and logged_answers != dialogue.last_responses:
+                logged_answers = dict(dialogue.last_responses)
+                self._log.warning("repair_waits", pos=self._repair.missing_ranges[0][0], answers=logged_answers)
             await trio.sleep(_RETRY_SECONDS)
 
     def _peers(self) -> list[NodeId]:

@@ -61,7 +61,7 @@ Job = Callable[[], Callable[[], None]]
 
 
 class CommittedEntry(Protocol):
-    """An entry as seen by the application.
+    """An entry as an application gets it.
 
     ``pos`` is the physical offset of the entry's header; ``annotation`` is the leader's, or empty.
     """
@@ -163,12 +163,12 @@ class Replica:
         self._commit_index = core.commit
         self._confs = list(confs) or [(NO_INDEX, core.conf)]
         self._on_conf = on_conf
-        self._removed: frozenset[NodeId] = frozenset()
+        self._removed_nodes: frozenset[NodeId] = frozenset()
         self._on_reset = on_reset
         self._in_background = in_background
         # The running read for a peer, and the bytes of the last one, which are sent in its next message.
-        self._fetching: dict[NodeId, Fetch] = {}
-        self._fetched: dict[NodeId, tuple[Sequence[Span], StoredRun]] = {}
+        self._running_reads: dict[NodeId, Fetch] = {}
+        self._finished_reads: dict[NodeId, tuple[Sequence[Span], StoredRun]] = {}
         self._barriers = ReadBarriers()
         self._abstaining = core.abstaining
         self._disk_full = self._paused = False
@@ -177,19 +177,19 @@ class Replica:
         self._late_seconds = _LATE_SHARE * core.config.heartbeat_seconds
         self._turn_at = clock()
         self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
-        self._received = ReceivedEntries(core, log, check_body)
+        self._received_entries = ReceivedEntries(core, log, check_body)
         self._writes = FinishedWrites(core, log, transport, clock, wake)
         self.note_writes = self._writes.poll
         self.has_in_flight = self._writes.has_in_flight
 
     @property
     def applied_index(self) -> LogIndex:
-        """The last applied entry."""
+        """Return the index of the last applied entry."""
         return self._applied_index
 
     @property
     def commit_index(self) -> LogIndex:
-        """The last entry known to be committed."""
+        """Return the index of the last entry known to be committed."""
         return self._commit_index
 
     @property
@@ -325,9 +325,9 @@ class Replica:
             if self._paused or self.log.end_pos - self.log.durable_pos > self._unsynced_bytes_max:
                 return  # the leader sends it again; only its heartbeats, on the other lane, tell that it is alive
             message = frames.decode_append(payload, source, target)
-            new = self._received.check(message)
+            new = self._received_entries.check(message)
             self._give(message.request, now)
-            self._received.keep(message, new)
+            self._received_entries.keep(message, new)
         else:
             value = frames.decode_cold(kind, payload)
             if getattr(value, "src", None) != source or value.dst != target:
@@ -346,7 +346,7 @@ class Replica:
 
     def storage_done(self, ticket: int) -> None:
         """Called when everything up to ``ticket`` is durable."""
-        self._writes.done(ticket)
+        self._writes.on_durable(ticket)
 
     def begin_turn(self) -> None:
         """Begin a turn of the event loop, before the sockets are read.
@@ -396,13 +396,13 @@ class Replica:
     def pump(self) -> None:
         """Carry out all effects of the core, in the order of the module's list."""
         core = self.core
-        if self._barriers.asked:
+        if self._barriers.new_reads:
             now = self._clock()
             core.read(self._barriers.ask(now), now)
         while core.has_effects:
             self._carry_out(core.take_effects())
-        if self._received.entries:
-            self._received.entries.clear()  # all that the core has accepted are in the log
+        if self._received_entries.entries:
+            self._received_entries.entries.clear()  # all that the core has accepted are in the log
         if self._applied_index < self._commit_index:
             self._apply()
         if self._abstaining and not core.abstaining:
@@ -419,8 +419,8 @@ class Replica:
             self._store(effects.storage, effects.commit)
         if effects.role is not None:
             # Only a leader reads for peers, and only from its own term's log.
-            self._fetching.clear()
-            self._fetched.clear()
+            self._running_reads.clear()
+            self._finished_reads.clear()
         for message in effects.send:
             self._send(message)
         if effects.acknowledgement is not None and effects.storage is not None:
@@ -432,8 +432,8 @@ class Replica:
         for peer in effects.install:
             self._on_reset(peer)
         if effects.conf is not None:
-            self._on_conf(*self._confs[-1], self._removed)
-            self._removed = frozenset()
+            self._on_conf(*self._confs[-1], self._removed_nodes)
+            self._removed_nodes = frozenset()
         if effects.commit is not None:
             self._commit_index = effects.commit
         if effects.role is not None:
@@ -445,7 +445,7 @@ class Replica:
             refs, data = self.log.read_entries(fetch.first, fetch.bytes_max)
             self.core.on_fetch(fetch.peer, frames.spans_of(refs, _bodies(refs, data)), self._clock())
             return
-        self._fetching[fetch.peer] = fetch
+        self._running_reads[fetch.peer] = fetch
         reader = read
 
         def job() -> Callable[[], None]:
@@ -462,13 +462,13 @@ class Replica:
         failed.
         """
         peer = fetch.peer
-        if self._fetching.get(peer) is not fetch:
+        if self._running_reads.get(peer) is not fetch:
             return  # the log may have been cut since, or something else is needed by now
-        del self._fetching[peer]
+        del self._running_reads[peer]
         spans: tuple[Span, ...] = ()
         if isinstance(outcome, StoredRun):
             spans = frames.spans_of(outcome.refs, _bodies(outcome.refs, outcome.data))
-            self._fetched[peer] = (spans, outcome)
+            self._finished_reads[peer] = (spans, outcome)
         elif isinstance(outcome, StorageCorrupt):
             # The node then transfers leadership before the log is repaired. The only voter continues without the peer,
             # for which the core retries when it connects again.
@@ -489,7 +489,7 @@ class Replica:
                 self._confs.pop()
         for span in op.spans:
             for index in index_range(max(span.first, log.last_index + 1), span.last + 1):
-                if (received_entries := self._received.get(index, span.term)) is not None:
+                if (received_entries := self._received_entries.get(index, span.term)) is not None:
                     log.append_framed(*received_entries)
                 else:
                     assert span.kind is not EntryKind.NORMAL, f"entry {index} of term {span.term} has no bytes"
@@ -508,7 +508,7 @@ class Replica:
             self._writes.on_submit(op.ticket)
 
     def _configure(self, index: LogIndex, conf: ConfState) -> None:
-        self._removed |= self._confs[-1][1].members - conf.members
+        self._removed_nodes |= self._confs[-1][1].members - conf.members
         self._confs.append((index, conf))
 
     def _send(self, message: Message) -> None:
@@ -528,7 +528,7 @@ class Replica:
         if not message.spans:
             return frames.encode_append(message, 0, (), 0, ())
         chain: int | None = None
-        if self._fetched and (spans_and_run := self._fetched.get(message.dst)) is not None:
+        if self._finished_reads and (spans_and_run := self._finished_reads.get(message.dst)) is not None:
             spans, run = spans_and_run
             if spans is message.spans:
                 return frames.encode_append(message, run.chain, [run.data], len(run.data), [b""] * len(run.refs))

@@ -58,7 +58,7 @@ class Workers:
         self._ends = Mailbox(reactor, lambda end: cast("Callable[[], None]", end)())
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._is_closed = False
-        self._ending = threading.Lock()
+        self._end_lock = threading.Lock()
         """Held while a completion is handed over: the mailbox has a descriptor, whose number is used again later."""
         self._runs_at_once = not this_machine().has_threads
         names = [] if self._runs_at_once else [f"reader-{number}" for number in range(count)]
@@ -85,7 +85,7 @@ class Workers:
             self._jobs.put(None)
         for thread in self._threads if waits else ():
             thread.join()
-        with self._ending:
+        with self._end_lock:
             self._is_closed = True
             self._ends.close()
 
@@ -98,7 +98,7 @@ class Workers:
             end = job()
         except Exception as error:
             end = partial(_raise, error)  # a bug: it ends the process like one on the event loop
-        with self._ending:
+        with self._end_lock:
             if not self._is_closed:
                 self._ends.put(end)
 

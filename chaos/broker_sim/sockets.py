@@ -21,7 +21,7 @@ from chaos.broker_sim.socket_faults import SocketFaults
 from chaos.log_sim.node import Node, Process
 from chaos.network import Network
 from raftlog.compiled.loaded import IS_COMPILED
-from raftlog.net.flush import Flushed, flush_streams
+from raftlog.net.flush import Flushable, flush_streams
 from raftlog.net.reactor import EPOLLIN, EPOLLOUT, RECEIVE_BYTES, Begun, Ready, Unsent
 
 _SILENCE_SECONDS_MAX = 3.0
@@ -257,7 +257,7 @@ class SimReactor:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._events: dict[int, int] = {}
         self._sockets: dict[int, SimSocket] = {}
-        self._dirty: list[Flushed] = []
+        self._dirty: list[Flushable] = []
         self._turn_sockets: dict[int, SimSocket] = {}
         self._together: Callable[[Ready], tuple[Ready, Begun]] = lambda ready: (ready, ())
         self._late_turns = random.Random(process.node.socket_faults.getrandbits(64))
@@ -379,7 +379,7 @@ class SimReactor:
     def go_on_later(self, step: Callable[[], None]) -> None:
         self._cluster.later(self._process.node, 0.0, step)
 
-    def mark_dirty(self, stream: Flushed) -> None:
+    def mark_dirty(self, stream: Flushable) -> None:
         self._dirty.append(stream)
 
     def flush(self) -> None:
@@ -389,12 +389,12 @@ class SimReactor:
             flush_streams(dirty if IS_COMPILED else self._sent_together(dirty), self)
         self._end_turn()
 
-    def _sent_together(self, streams: list[Flushed]) -> list[Flushed]:
+    def _sent_together(self, streams: list[Flushable]) -> list[Flushable]:
         """Send single buffers first, as the compiled form does: a stream that fails may close others of this turn, and
         their last bytes would leave in only one of the forms.
         """
-        rest: list[Flushed] = []
-        buffers: list[tuple[Flushed, bytes]] = []
+        rest: list[Flushable] = []
+        buffers: list[tuple[Flushable, bytes]] = []
         for stream in streams:
             data = stream.take_single_buffer()
             if data is None:

@@ -13,7 +13,7 @@ from chaos.log_sim.node import DIRECTORY, Node, Process
 from chaos.violation import Violation
 from raftlog.consensus.confchange import encode_conf
 from raftlog.consensus.types import NodeId
-from raftlog.log_transfer import note_reset
+from raftlog.log_transfer import record_reset
 from raftlog.segment.errors import StorageCorrupt
 from raftlog.segment.snapshot_install import Manifest, SnapshotInstall, decode_manifest, encode_manifest
 
@@ -81,7 +81,7 @@ class CatchUp:
             return
         if pull.install.complete:
             assert node.process is not None, f"{node.node_id} fetches files, but does not run"
-            note_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
+            record_reset(node.process.replica, pull.manifest.base.index, lambda: self._finish(node, pull))
             return
         source = pull.source
         runs = source.node.process is source and source.node_id not in cluster.paused

@@ -82,7 +82,7 @@ class LogProcess:
         )
         log = self.log
         self._damaged = False
-        log.tell_damage(self._on_damage)
+        log.set_damage_handler(self._on_damage)
         initial = ConfState(scenario.nodes if self.node_id in scenario.nodes else ())
         try:
             self.confs = confs = configurations(log, initial)

@@ -28,7 +28,7 @@ class Repairs:
     def begin(self, node: Node, repair: Repair) -> None:
         """Begin to repair the log of a node whose start found damage."""
         cluster = self._cluster
-        cluster.trace_event(f"{node.node_id} repairs {repair.missing}")
+        cluster.trace_event(f"{node.node_id} repairs {repair.missing_ranges}")
         cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))
 
     def _step(self, node: Node, talk: _Talk) -> None:

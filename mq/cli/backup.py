@@ -209,7 +209,7 @@ class Pace:
         if now > self._told_at + PROGRESS_SECONDS:
             self._told_at = now
             print(f"{decimal(self.nbytes)} {self._verb}", file=sys.stderr)
-        self._rate.copied(nbytes)
+        self._rate.throttle(nbytes)
 
 
 def yield_processors() -> None:

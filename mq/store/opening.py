@@ -50,7 +50,7 @@ class LogBounds:
     term_at: Callable[[LogIndex], Term] | None = None
 
     def why_unfit(self, checkpoint: Checkpoint, *, as_snapshot: bool) -> str | None:
-        """Return the reason that this log does not continue a checkpoint, as text. Snapshots may be ahead of the log."""
+        """Return why this log does not continue a checkpoint, as text, or None. A snapshot may be ahead of the log."""
         index, term = checkpoint.applied_index, checkpoint.applied_term
         if index < self.base_index:
             return f"the log begins after entry {index}, at {self.base_index}"

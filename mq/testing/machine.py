@@ -15,7 +15,7 @@ from raftlog import Machine, Reactor, RealDisk
 from raftlog.net.machine import Attempt, Listening, OnSocket
 from raftlog.net.reactor import Mailbox
 from raftlog.segment.disk import Buffer, Disk
-from raftlog.segment.writer import InlineWriter, LogWriter, OnFailed
+from raftlog.segment.writer import InlineWriter, LogWriter, OnFailure
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ class KitMachine(Machine):
         return KitReactor()
 
     def open_writer(
-        self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None], sync_bytes_max: int
+        self, done_fd: int, on_failed: OnFailure, observe: Callable[[float], None], sync_bytes_max: int
     ) -> LogWriter:
         return InlineWriter(lambda ticket: os.eventfd_write(done_fd, 1), on_failed)
 

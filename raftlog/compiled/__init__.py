@@ -1,4 +1,4 @@
-"""Optional compiled modules: what their packages share, to compile them and to find out whether they can be used.
+"""Compiles the optional modules of packages, and checks whether they can be used.
 
 A package with compiled modules has their Cython sources beside it, and a reference in Python for each. Without a
 compiler, or with ``RAFTMQ_PURE_PYTHON`` set in the environment, the reference does everything.

@@ -37,7 +37,7 @@ setup(script_args=["-q", "build_ext", "--build-lib", build, "--build-temp", buil
 
 
 def missing_tool() -> str | None:
-    """Name a tool that is missing to compile, and how to get it; None if none is missing."""
+    """Name a tool that is needed to compile and missing, and how to get it; None if none is missing."""
     if sys.byteorder != "little":
         return "the compiled parts are for little-endian processors"
     try:
@@ -55,7 +55,7 @@ def missing_tool() -> str | None:
 
 
 def compile_package(package: str, directory: Path, *, to: Path | None = None, optimization: str = "-O2") -> list[Path]:
-    """Compile all modules of ``package``, whose sources are in ``directory``; put the libraries beside them, or ``to``.
+    """Compile all modules of ``package``. Writes the libraries beside the sources in ``directory``, or into ``to``.
 
     Each ``.pyx`` file becomes a module; it may include ``.pxi`` files, and import from ``.pxd`` files, of the same
     directory. Returns the libraries, which are in place then. ``optimization`` is the compiler's option for it.

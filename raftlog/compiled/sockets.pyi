@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
-from raftlog.net.flush import Flushed, SocketCalls
+from raftlog.net.flush import Flushable, SocketCalls
 
 COMPILED_FROM: str
 
-def send_single_buffers(streams: Sequence[Flushed], calls: SocketCalls | None = None) -> Sequence[Flushed]: ...
+def send_single_buffers(streams: Sequence[Flushable], calls: SocketCalls | None = None) -> Sequence[Flushable]: ...

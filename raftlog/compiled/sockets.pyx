@@ -29,7 +29,7 @@ def send_single_buffers(streams, calls=None):
     """Send what these streams of a reactor have waiting, if it is a single buffer for a socket without TLS.
 
     Args:
-        streams: see `raftlog.net.flush.Flushed`.
+        streams: see `raftlog.net.flush.Flushable`.
         calls: sends instead of the system; see `raftlog.net.flush.SocketCalls`.
 
     Returns the streams that still have something to send, or that this function leaves alone.

@@ -14,7 +14,7 @@ _SUFFIXES: Final = (".pyx", ".pxi", ".pxd")
 
 
 def source_sha256(directory: Path) -> str:
-    """The SHA-256 of all Cython sources in ``directory`` with their names, in hex. Raises OSError."""
+    """Return the SHA-256 in hex of all Cython sources in ``directory``, with their names. Raises OSError."""
     digest = sha256()
     for source in sorted(path for path in directory.iterdir() if path.suffix in _SUFFIXES):
         content = source.read_bytes()
@@ -24,13 +24,13 @@ def source_sha256(directory: Path) -> str:
 
 
 def require_wanted() -> None:
-    """Raises ImportError if the environment switches compiled modules off."""
+    """Raise ImportError if the environment switches compiled modules off."""
     if os.environ.get(PURE_PYTHON):
         raise ImportError(f"{PURE_PYTHON} is set")
 
 
 def require_current(directory: Path, compiled_from: str) -> None:
-    """Raises ImportError if a module with this ``compiled_from`` was not made from the sources in ``directory``.
+    """Raise ImportError unless the module with this ``compiled_from`` was built from the sources in ``directory``.
 
     Raises OSError if they cannot be read.
     """

@@ -1,4 +1,4 @@
-"""Causes of changes of role, term or leader: for log events, as fields and as a sentence."""
+"""Describes why role, term or leader changed: as fields of log events, and as a sentence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _TEXTS: Final = {
 
 
 class Cause(msgspec.Struct, frozen=True, gc=False):
-    """``node`` is the other replica involved, ``seconds`` a duration; None where they do not apply."""
+    """The cause of a change. ``node`` is the other replica involved, ``seconds`` a duration; None without one."""
 
     kind: CauseKind
     node: str | None = None
@@ -56,7 +56,7 @@ class Cause(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def milliseconds(self) -> int | None:
-        """The ``seconds`` as milliseconds, rounded."""
+        """Return ``seconds`` in milliseconds, rounded; None without a duration."""
         return None if self.seconds is None else round(self.seconds * 1000)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Membership changes: allowed successors of a configuration, and its encoding. Pure functions.
+"""Membership changes: which configuration may follow another, and how they are encoded. Pure functions.
 
 Voters change in two steps (joint consensus, Raft thesis 4.3): `start_change` gives a configuration that needs
 majorities of the old and of the new voters, and `without_outgoing` the one that follows once that is committed.
@@ -22,7 +22,7 @@ MEMBERS_MAX: Final = 16
 
 
 def why_invalid(conf: ConfState, change: ConfChange) -> str | None:
-    """The reason that ``change`` is invalid for a group of ``conf``, as text; None if it is valid."""
+    """Return the reason that ``change`` is invalid for a group of ``conf``, as text; None if it is valid."""
     node = change.node
     match change.kind:
         case ConfChangeKind.ADD_LEARNER:
@@ -74,7 +74,7 @@ def without_outgoing(conf: ConfState) -> ConfState:
 
 
 def may_follow(new: ConfState, old: ConfState) -> bool:
-    """Whether ``new`` is one step away from ``old``: then any majority of one overlaps any majority of the other.
+    """Whether any majority of ``new`` overlaps any majority of ``old``, because they are one step apart.
 
     Any configuration may follow the empty one of a node that had not joined.
     """
@@ -97,7 +97,7 @@ def _reachable(
 
 
 def encode_conf(conf: ConfState) -> bytes:
-    """The body of a configuration entry."""
+    """Return the body of a configuration entry."""
     return cbor2.dumps(msgspec.to_builtins(conf))
 
 

@@ -1,4 +1,4 @@
-"""Effects: the work that a core asks its shell to do, and its order."""
+"""Effects: the work that a core requests from its shell, and its order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StorageOp(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, gc=False):
-    """Pass the spans from entry ``first`` on, about ``bytes_max`` bytes, for ``peer`` to `RaftCore.on_fetch`."""
+    """Requests `RaftCore.on_fetch` for ``peer`` with the spans from ``first`` on, about ``bytes_max`` bytes."""
 
     peer: NodeId
     first: LogIndex
@@ -31,7 +31,7 @@ class Fetch(msgspec.Struct, frozen=True, gc=False):
 
 
 class Effects:
-    """The output of a core since the last call.
+    """The work that a core requested since the last call.
 
     - ``storage``: write in the order of tickets 1, 2, 3, … and call `RaftCore.storage_done` with a ticket
       once it and all before it are durable. Several may be in flight. After a crash any prefix of the entries of

@@ -13,7 +13,7 @@ from raftlog.log_numbers import LogIndex
 
 
 def check_core(core: CoreState) -> None:
-    """Assert the invariants of one core, but for its cached spans: these take longest, see `check_group`."""
+    """Assert the invariants of one core, except those of its span cache, which `check_group` checks."""
     log, commit, tickets = core._log, core._commit, core._tickets
     log.check_invariants()
     last = log.last_index

@@ -52,7 +52,7 @@ class LeadershipTransfer(CoreState):
     # -- a transfer --------------------------------------------------------------------------------------------
 
     def transfer(self, to: NodeId | None, now: float) -> Refusal | None:
-        """Start transferring leadership to the voter ``to``, or to the best one. None: it is in progress or done.
+        """Start to transfer leadership to the voter ``to``, or the best one. Returns the reason of a refusal, or None.
 
         Until it ends, proposals are refused (`transferring`). It ends when this replica stops leading, or after
         ``election_timeout_seconds_min``, when it leads as before.

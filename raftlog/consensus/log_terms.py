@@ -1,4 +1,4 @@
-"""The shape of a log: where it starts and ends, and the term of each index. Contains no entries.
+"""The range and terms of a log: where it starts and ends, and the term of each index. Contains no entries.
 
 A log is described by its *term runs*: terms never decrease from one index to the next, so a few pairs of first index
 and term contain everything that consensus needs to know about millions of entries.
@@ -15,7 +15,7 @@ from raftlog.log_numbers import LogIndex, Term
 
 
 class LogTerms:
-    """Term runs of the entries after ``base`` up to ``last_index``; for ``base`` itself only index and term are known.
+    """The term runs of the entries after ``base`` up to ``last_index``. Of ``base`` only index and term are known.
 
     ``runs`` are pairs of first index and term, both increasing.
     """
@@ -41,7 +41,7 @@ class LogTerms:
         self.check_invariants()
 
     def term_at(self, index: LogIndex) -> Term:
-        """The term of the entry at ``index``, between base and end, both inclusive."""
+        """Return the term of the entry at ``index``, which is between base and end, both inclusive."""
         firsts = self._firsts
         assert firsts[0] <= index <= self.last_index, f"entry {index} is not within {firsts[0]} to {self.last_index}"
         if index >= firsts[-1]:
@@ -49,11 +49,11 @@ class LogTerms:
         return self._terms[bisect_right(firsts, index) - 1]
 
     def id_at(self, index: LogIndex) -> LogId:
-        """The `LogId` of the entry at ``index``."""
+        """Return the `LogId` of the entry at ``index``."""
         return self.last if index == self.last_index else LogId(index, self.term_at(index))
 
     def holds(self, entry: LogId) -> bool:
-        """Whether this log has the entry ``entry``; unknown before the base."""
+        """Whether this log has ``entry``. Returns False before the base, where that is unknown."""
         return self.base.index <= entry.index <= self.last_index and self.term_at(entry.index) == entry.term
 
     def append(self, last: LogIndex, term: Term) -> None:
@@ -78,7 +78,7 @@ class LogTerms:
         self.last = LogId(first - 1, self._terms[-1])
 
     def compact(self, index: LogIndex) -> None:
-        """Move the base to ``index``: the entries up to there were deleted."""
+        """Move the base to ``index``, because the entries up to there were deleted."""
         if index <= self.base.index:
             return
         self.base = self.id_at(index)
@@ -87,7 +87,7 @@ class LogTerms:
         self._firsts[0] = index
 
     def first_difference(self, span: Span) -> LogIndex:
-        """The first index of ``span`` that this log lacks or has with another term; ``span.last + 1`` if it has all.
+        """Return the first index of ``span`` that this log lacks or has with another term; ``span.last + 1`` if none.
 
         The entry before the span must agree already: then equal terms at an index mean equal entries up to there.
         """
@@ -100,7 +100,7 @@ class LogTerms:
         return min(run_end, span.last) + 1
 
     def last_at_most(self, bound: LogId) -> LogId:
-        """The last entry whose index and term are both at most those of ``bound``, or the base if there is none.
+        """Return the last entry whose index and term do not exceed those of ``bound``; the base without one.
 
         Two logs can only agree at or before it, so both sides of a conflict skip back by whole terms.
         """
@@ -112,7 +112,7 @@ class LogTerms:
         return LogId(index, self._terms[run])
 
     def runs(self) -> list[tuple[LogIndex, Term]]:
-        """First index and term of each run, starting with the base's."""
+        """Return first index and term of each run, beginning with the base's."""
         return list(zip(self._firsts, self._terms, strict=True))
 
     def check_invariants(self) -> None:

@@ -29,14 +29,14 @@ class Denial(enum.Enum):
 
 
 class PreVoteReq(_Message, frozen=True, gc=False):
-    """Would you vote for me in ``next_term``? Changes nothing at the receiver (Raft thesis 9.6)."""
+    """Asks whether the receiver would vote for the sender in ``next_term``. Does not change its state (thesis 9.6)."""
 
     next_term: TermNumber
     last: LogId
 
 
 class PreVoteResp(_Message, frozen=True, gc=False):
-    """The answer; ``last`` is the last entry of the answering replica."""
+    """The response to a pre-vote request. ``last`` is the last entry of the responding replica."""
 
     granted: bool
     last: LogId
@@ -44,14 +44,14 @@ class PreVoteResp(_Message, frozen=True, gc=False):
 
 
 class VoteReq(_Message, frozen=True, gc=False):
-    """Vote for me in ``term``; ``force`` if the leader itself requested this election (Raft thesis 3.10)."""
+    """Asks for a vote in ``term``. ``force`` says that the leader itself requested this election (thesis 3.10)."""
 
     last: LogId
     force: bool = False
 
 
 class VoteResp(_Message, frozen=True, gc=False):
-    """The answer; a granted vote is durable."""
+    """The response to a vote request. A granted vote is durable."""
 
     granted: bool
     denial: Denial | None = None
@@ -70,7 +70,7 @@ class AppendReq(_Message, frozen=True, gc=False):
 
 
 class AppendResp(_Message, frozen=True, gc=False):
-    """A follower's part of this term's leader's log: up to ``accepted`` received, up to ``durable`` on its disk.
+    """Reports how much of this term's leader's log a follower has: up to ``accepted``, on its disk up to ``durable``.
 
     A rejection (``ok`` false) repeats the request's ``seq``; ``hint`` is the last entry at or before the rejected
     ``prev``, by index and by term, so that one round trip skips a whole term. With ``seq`` 0 it only reports a later
@@ -85,7 +85,7 @@ class AppendResp(_Message, frozen=True, gc=False):
 
 
 class Heartbeat(_Message, frozen=True, gc=False):
-    """The leader is alive; ``preferred`` is the highest priority among the healthy voters that could follow it.
+    """Says that the leader is alive. ``preferred`` is the highest priority among the healthy possible successors.
 
     ``base`` is the entry before the first one of its log, ``oldest`` the lowest base of all logs that it knows: None
     until it knows, and while another replica may have what this one deleted early. Both are None from replicas of older
@@ -101,7 +101,7 @@ class Heartbeat(_Message, frozen=True, gc=False):
 
 
 class HeartbeatResp(_Message, frozen=True, gc=False):
-    """The answer, with what an idle leader needs to know. With ``seq`` 0 it only reports a later term.
+    """The response to a heartbeat: what an idle leader needs to know. With ``seq`` 0 it only reports a later term.
 
     ``base`` is the entry before the first one of the log; None from a replica of older software. ``began_early``
     says that entries before it were deleted earlier than retention allows.
@@ -118,7 +118,7 @@ class HeartbeatResp(_Message, frozen=True, gc=False):
 
 
 class TimeoutNow(_Message, frozen=True, gc=False):
-    """Start an election at once: the leader transfers leadership (Raft thesis 3.10)."""
+    """Asks the receiver to start an election at once, because the leader transfers leadership (thesis 3.10)."""
 
 
 class ReadIndexReq(_Message, frozen=True, gc=False):
@@ -128,7 +128,7 @@ class ReadIndexReq(_Message, frozen=True, gc=False):
 
 
 class ReadIndexResp(_Message, frozen=True, gc=False):
-    """The answer; ``index`` is None if the receiver cannot confirm it, because it does not lead, or no longer.
+    """The response to a read. ``index`` is None if the receiver cannot confirm it, because it does not lead now.
 
     ``last`` is the receiver's last entry: everything that the sender acknowledged to it before is at or before that.
     """

@@ -1,4 +1,4 @@
-"""Reads in progress: a leader's, which it confirms before it answers, and those that a follower has asked its leader.
+"""Reads in progress: those that a leader has to confirm, and those that a follower forwarded to its leader.
 
 A leader may answer a read with its commit index once it knows that no other replica led when the read arrived
 (ReadIndex, Raft thesis 6.4). It knows that after a *round* of heartbeats, sent after the read arrived and answered by a
@@ -16,7 +16,7 @@ from raftlog.log_numbers import LogIndex
 
 
 class Read(NamedTuple):
-    """A read that arrived when ``commit`` was the commit index; ``asker`` is None for this replica's own."""
+    """A read that arrived when ``commit`` was the commit index. ``asker`` is None for this replica's own reads."""
 
     asker: NodeId | None
     ctx: int
@@ -24,7 +24,7 @@ class Read(NamedTuple):
 
 
 class ReadRounds:
-    """A leader's reads: the ones without a heartbeat so far, and the ones of each round in flight."""
+    """A leader's reads: new ones, which no heartbeat confirms yet, and those of each round in flight."""
 
     __slots__ = ("new_reads", "newest", "under_way")
 
@@ -38,13 +38,13 @@ class ReadRounds:
         self.new_reads.append(Read(asker, ctx, commit))
 
     def begin(self, commit: LogIndex) -> None:
-        """Begin a round of heartbeats that confirms all waiting reads, which are answered with ``commit``."""
+        """Begin a round of heartbeats that confirms all new reads at the index ``commit``."""
         self.newest += 1
         self.under_way.append((self.newest, commit, self.new_reads))
         self.new_reads = []
 
     def confirm(self, number: int) -> list[tuple[Read, LogIndex]]:
-        """Take the reads that are confirmed, with their indexes: a majority answered round ``number`` or later."""
+        """Take the reads that are confirmed, as a majority answered round ``number`` or later, with their indexes."""
         confirmed_reads: list[tuple[Read, LogIndex]] = []
         while self.under_way and self.under_way[0][0] <= number:
             _, commit, reads = self.under_way.popleft()
@@ -52,14 +52,14 @@ class ReadRounds:
         return confirmed_reads
 
     def abandon(self) -> list[Read]:
-        """Drop and return all open reads, which no answer can confirm."""
+        """Drop and return all open reads, which cannot be confirmed any more."""
         reads = [read for _, _, part in self.under_way for read in part] + self.new_reads
         self.new_reads = []
         self.under_way.clear()
         return reads
 
     def check_invariants(self) -> None:
-        """Assert that rounds increase, and that no read is answered with less than was committed when it arrived."""
+        """Assert that rounds increase, and that no read gets a lower index than was committed when it arrived."""
         newest = 0
         for number, commit, reads in self.under_way:
             assert newest < number <= self.newest, f"round {number} follows {newest}, {self.newest} is the newest"
@@ -69,7 +69,7 @@ class ReadRounds:
 
 
 class ForwardedReads:
-    """A follower's reads: the reads for the next query, and the reads of each query in flight.
+    """A follower's reads: those for the next query, and those of each query in flight.
 
     Queries are numbered from ``number`` on, a random start in each run of a process, so that an answer to a query of an
     earlier run, which may be older than the read, is not taken for one of this run.
@@ -92,7 +92,7 @@ class ForwardedReads:
         return ctx in self.new_reads or any(ctx in reads for _, reads in self.questions.values())
 
     def ask(self, now: float) -> int:
-        """Begin a query for all waiting reads; returns its number."""
+        """Begin a query for all new reads; returns its number."""
         self._number += 1
         self.questions[self._number] = (now, self.new_reads)
         self._sent_at = now
@@ -100,14 +100,14 @@ class ForwardedReads:
         return self._number
 
     def ask_again(self, now: float, seconds: float) -> int | None:
-        """The number of the newest query, to be sent again, if it was sent last ``seconds`` ago or before."""
+        """Return the number of the newest query if it was sent ``seconds`` ago or before and should be sent again."""
         if not self.questions or now < self._sent_at + seconds:
             return None
         self._sent_at = now
         return self._number
 
     def confirm(self, number: int) -> list[int]:
-        """The reads of query ``number`` and all earlier ones; none if it was answered or abandoned before."""
+        """Take the reads of query ``number`` and earlier ones; none if it was answered or abandoned before."""
         reads: list[int] = []
         if number in self.questions:
             # They are in the order of sending.
@@ -116,7 +116,7 @@ class ForwardedReads:
         return reads
 
     def overdue(self, asked_before: float) -> list[int]:
-        """Abandon the queries sent before that time; returns their reads."""
+        """Abandon the queries sent before ``asked_before``; returns their reads."""
         reads: list[int] = []
         # They are in the order of sending.
         while self.questions and (oldest := next(iter(self.questions.items())))[1][0] < asked_before:

@@ -1,4 +1,4 @@
-"""A leader's view of one peer: its entries, the messages in flight, and the time when it was last heard.
+"""A leader's knowledge of one peer: its entries, the messages in flight, and when it was last heard.
 
 ``PROBE``: the logs may differ. One request is outstanding; its answer says where to continue. ``REPLICATE``: the logs
 agree up to ``next - 1`` as far as is known. Requests are pipelined, within a window of messages and bytes that the
@@ -18,7 +18,7 @@ from raftlog.log_numbers import FIRST_INDEX, NO_INDEX, LogIndex
 
 
 class Progress:
-    """State of replication to ``peer``.
+    """The state of replication to ``peer``.
 
     ``match`` is the last index there that is used for the commit index; ``next`` the first one not sent yet.
     ``contact_at`` is the send time of the newest message that the peer has certainly received; ``silent_since`` is the
@@ -67,7 +67,7 @@ class Progress:
         self.reset(next_index, now)
 
     def reset(self, next_index: LogIndex, now: float) -> None:
-        """Forget everything about the peer, except that its log may end where ours does."""
+        """Reset all state of the peer. Assumes that its log ends where the leader's does."""
         self.match = NO_INDEX
         self.commit_sent = NO_INDEX
         self.disk_ok = True
@@ -87,7 +87,7 @@ class Progress:
         self.become_probe(next_index)
 
     def become_probe(self, next_index: LogIndex, *, waits: bool = False) -> None:
-        """Probe the entry before ``next_index``; with ``waits`` not before the peer answers something."""
+        """Probe the entry before ``next_index``. With ``waits``, wait until the peer answers a message before that."""
         assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
         self.state = PeerState.PROBE
         self.next = next_index
@@ -102,7 +102,7 @@ class Progress:
         self._begin_epoch()
 
     def become_snapshot(self, next_index: LogIndex) -> None:
-        """Send no entries before the peer has everything before ``next_index`` from elsewhere."""
+        """Stop sending entries until the peer has fetched everything before ``next_index`` from elsewhere."""
         self.state = PeerState.SNAPSHOT
         self.next = next_index
         self.waits = False
@@ -123,7 +123,7 @@ class Progress:
         self.fetch_first = 0
 
     def may_send(self, config: CoreConfig) -> bool:
-        """Whether the window has room."""
+        """Whether the window has room for another message."""
         if self.state is PeerState.PROBE:
             return not self.waits
         if self.state is PeerState.SNAPSHOT:
@@ -139,14 +139,14 @@ class Progress:
         return self.seq
 
     def on_receipt(self, seq: int) -> None:
-        """Note that the peer has received message ``seq``."""
+        """Record that the peer has received message ``seq``."""
         if self._stamp_seq and seq >= self._stamp_seq:
             self.contact_at = self._stamp_at
             self.silent_since = self._stamp_silent_since
             self._stamp_seq = 0
 
     def record_stall(self, seconds: float, now: float) -> None:
-        """Do not count ``seconds`` until ``now`` as silence of the peer, since this process read no messages then."""
+        """Exclude ``seconds`` until ``now`` from the peer's silence, since this process read no messages then."""
         self.silent_since = min(self.silent_since + seconds, now)
         self._stamp_silent_since = min(self._stamp_silent_since + seconds, now)
 
@@ -155,7 +155,7 @@ class Progress:
         return seq >= self._epoch_seq
 
     def on_send(self, seq: int, spans: tuple[Span, ...]) -> None:
-        """Note that request ``seq`` with ``spans`` was sent."""
+        """Record that request ``seq`` with ``spans`` was sent."""
         self.append_seq = seq
         if self.state is PeerState.PROBE:
             self.waits = True

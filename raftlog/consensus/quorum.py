@@ -20,12 +20,12 @@ class VoteResult(enum.Enum):
 
 
 def majority(voters: int) -> int:
-    """The smallest number of nodes out of ``voters`` such that any two sets of that size overlap."""
+    """Return the smallest number of ``voters`` such that any two sets of that size overlap."""
     return voters // 2 + 1
 
 
 def majority_value(values: Sequence[Value]) -> Value:
-    """The largest value that a majority has reached, given one value per voter.
+    """Return the largest value that a majority has reached, given one value per voter.
 
     For match indices: the index up to which the log is committed. For contact times: since when a majority was heard.
     """
@@ -34,7 +34,7 @@ def majority_value(values: Sequence[Value]) -> Value:
 
 
 def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> VoteResult:
-    """The state of an election among ``voters``; votes of others are ignored."""
+    """Return the state of an election among ``voters``. Ignores votes of others."""
     votes_for = sum(votes.get(voter, False) for voter in voters)
     open_votes = sum(voter not in votes for voter in voters)
     quorum = majority(len(voters))
@@ -46,7 +46,7 @@ def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> Vot
 def joint_vote_result(
     incoming: Collection[NodeId], outgoing: Collection[NodeId], votes: Mapping[NodeId, bool]
 ) -> VoteResult:
-    """Works like `vote_result`, with majorities of both sets; an empty ``outgoing`` means no change in progress."""
+    """Work like `vote_result` with majorities of both sets. An empty ``outgoing`` means no change in progress."""
     results = {vote_result(incoming, votes)}
     if outgoing:
         results.add(vote_result(outgoing, votes))

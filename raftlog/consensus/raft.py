@@ -110,7 +110,7 @@ class RaftCore(Election, FollowerRole):
 
     @property
     def in_flight(self) -> bool:
-        """Whether a write of this replica, or an entry that a follower should acknowledge, is in flight."""
+        """Whether this replica waits for a write, or for a follower's acknowledgement of an entry."""
         last = self._log.last_index
         if self._tickets.durable < last:
             return True
@@ -122,7 +122,7 @@ class RaftCore(Election, FollowerRole):
 
     @property
     def waits_for_write(self) -> bool:
-        """Whether anything happens as soon as a write in flight is durable, except for what `in_flight` says.
+        """Whether a write in flight will have effects once it is durable, other than those of `in_flight`.
 
         A leader's own write matters only if it completes a majority; otherwise it may be noticed at any later time.
         """
@@ -150,25 +150,25 @@ class RaftCore(Election, FollowerRole):
 
     @property
     def successor_with_older_log(self) -> NodeId | None:
-        """The best voter that could lead from now on, and has all entries that this replica has; None without one."""
+        """Return the best voter that could lead now and has all entries of this replica; None without one."""
         own = self._log.base.index
         return next((p.peer for p in self._successors() if p.base is not None and p.base <= own), None)
 
     @property
     def leader_base(self) -> LogIndex | None:
-        """The base of the log of the leader that this replica follows; None if it has not told."""
+        """Return the base of the followed leader's log; None if the leader has not reported it."""
         return self._follower_state.leader_base if self._follower_state.leader_told else None
 
     @property
     def oldest_base(self) -> LogIndex | None:
-        """The lowest base of all logs in reach; None while it is unknown."""
+        """Return the lowest base of all logs in reach; None while it is unknown."""
         if self._role is Role.LEADER:
             return self._oldest
         return self._follower_state.oldest if self._follower_state.leader_told else None
 
     @property
     def leader_may_lack_entries(self) -> bool:
-        """Whether the followed leader may have deleted early what another replica has; older software does not tell."""
+        """Whether the leader may have deleted early what another replica has. Older software does not report that."""
         follower = self._follower_state
         return not follower.leader_told or (follower.leader_base is not None and follower.oldest is None)
 
@@ -190,11 +190,11 @@ class RaftCore(Election, FollowerRole):
         return self._conf
 
     def holds(self, entry: LogId) -> bool:
-        """Whether the log has this entry; unknown before the base."""
+        """Whether the log has this entry. Returns False before the base, where that is unknown."""
         return self._log.holds(entry)
 
     def conf_at(self, index: LogIndex) -> ConfState:
-        """Return the configuration in force when entry ``index``, which is not before the base, was the last."""
+        """Return the configuration that was in force at entry ``index``, which is not before the base."""
         return next(conf for first, conf in reversed(self._confs) if first <= max(index, self._confs[0][0]))
 
     def status(self) -> CoreStatus:
@@ -238,7 +238,7 @@ class RaftCore(Election, FollowerRole):
     # -- inputs ------------------------------------------------------------------------------------------------
 
     def receive(self, message: Message, now: float) -> None:
-        """Process a message of a peer; late, duplicate and reordered ones are harmless.
+        """Process a peer's message. Late, duplicate and reordered messages are harmless.
 
         Raises:
             PeerMessageInvalid: no correct replica sends it; nothing has changed.
@@ -308,7 +308,7 @@ class RaftCore(Election, FollowerRole):
         self._read(ctx)
 
     def storage_done(self, ticket: int, now: float) -> None:
-        """Called when everything up to ``ticket`` is durable; repeated tickets change nothing."""
+        """Record that everything up to ``ticket`` is durable. Repeated tickets change nothing."""
         self._now = now
         self._disk_slow = False
         has_advanced = self._tickets.complete(ticket)
@@ -324,13 +324,13 @@ class RaftCore(Election, FollowerRole):
             self.has_effects = True
 
     def on_acknowledgement(self, message: AppendResp, now: float) -> None:
-        """Note that `Effects.acknowledgement` was sent after its write; `storage_done` need not report that again."""
+        """Record that `Effects.acknowledgement` was sent after its write; `storage_done` need not report that."""
         self._now = now
         if message.term == self._term and message.dst == self._leader_id:
             self._record_report(message)
 
     def tick(self, now: float) -> None:
-        """Handle an expired timeout."""
+        """Act on a timeout that has expired."""
         self._now = now
         if now < self.next_deadline():
             return
@@ -359,7 +359,7 @@ class RaftCore(Election, FollowerRole):
             progress.record_stall(seconds, now)
 
     def next_deadline(self) -> float:
-        """The latest time at which `tick` must be called."""
+        """Return the latest time at which `tick` must be called."""
         if self._role is Role.LEADER:
             return min(self._leader_state.heartbeat_at, self._leader_state.announce_at, self._transfer.until)
         return self._election.waiting_since + self._election.timeout
@@ -390,7 +390,7 @@ class RaftCore(Election, FollowerRole):
         self._persist_due = self.has_effects = True
 
     def disk_slow(self, age_seconds: float, now: float) -> None:
-        """Neither lead nor campaign until `storage_done` is called, since the oldest write is ``age_seconds`` old."""
+        """Neither lead nor campaign until `storage_done`, because the oldest write is ``age_seconds`` old."""
         assert age_seconds > 0, f"a write {age_seconds} s old is not slow"
         self._now = now
         if self._alone:
@@ -405,7 +405,7 @@ class RaftCore(Election, FollowerRole):
             self._become_follower(self._term, None)
 
     def disk_full(self, full: bool, now: float) -> None:
-        """Note that the disk is almost full, or has room again. With a full disk a replica leads only if no other can.
+        """Set whether the disk is almost full. With a full disk a replica leads only if no other one can.
 
         A leader transfers to a voter with room. Without one it continues to lead, answers reads, and refuses proposals.
         """
@@ -422,7 +422,7 @@ class RaftCore(Election, FollowerRole):
             self._become_follower(self._term, None)
 
     def on_fetch(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
-        """Take the spans that `Effects.fetch` requested, from exactly that entry on; empty if they were deleted."""
+        """Take the spans that `Effects.fetch` requested, from that entry on; empty if they were deleted."""
         self._now = now
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))
@@ -437,7 +437,7 @@ class RaftCore(Election, FollowerRole):
             self.has_effects = True
 
     def compact(self, index: LogIndex, now: float) -> None:
-        """Forget the committed entries up to ``index``, which the log has deleted."""
+        """Remove the committed entries up to ``index`` from the core, after the log has deleted them."""
         self._now = now
         assert index <= self._commit, f"entries up to {index} were deleted, {self._commit} is committed"
         self._log.compact(index)
@@ -450,7 +450,7 @@ class RaftCore(Election, FollowerRole):
                     self._restart_at_base(progress)
 
     def retain_from(self) -> LogIndex:
-        """The lowest index that a peer still needs, as far as a leader knows; silent peers are ignored.
+        """Return the lowest index that a peer still needs, as far as a leader knows. Ignores silent peers.
 
         Deleting entries before it sends no peer back to fetch whole segments. Only a leader knows its peers; other
         replicas return the index after the end of the log.

@@ -1,4 +1,4 @@
-"""Linearizable reads without a log entry: on a leader, and through it on every other replica (Raft thesis 6.4)."""
+"""Linearizable reads without a log entry: on a leader, and on other replicas through it (Raft thesis 6.4)."""
 
 from __future__ import annotations
 

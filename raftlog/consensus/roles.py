@@ -26,7 +26,7 @@ TRANSITIONS: Final[Mapping[tuple[Role, Role], str]] = {
 
 
 def diagram() -> str:
-    """The table as a Mermaid state diagram, without the transitions from a role to itself."""
+    """Return the allowed role changes as a Mermaid state diagram, without changes from a role to itself."""
     lines = ["stateDiagram-v2", f"    [*] --> {_name(Role.FOLLOWER)}: start"]
     for (role, next_role), cause in TRANSITIONS.items():
         if role is not next_role:

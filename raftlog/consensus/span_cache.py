@@ -1,4 +1,4 @@
-"""A cache of the spans at the end of a log, from which a leader builds its messages."""
+"""Caches the spans at the end of a log, from which a leader builds its messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raftlog.log_numbers import LogIndex
 
 
 class Tail:
-    """Whole contiguous spans up to the end of the log, limited in bytes and in number.
+    """The newest whole spans of the log, contiguous, limited in bytes and in number.
 
     The exact size of a span that was cut is unknown; rather than keep a guess, the cache then drops everything and
     starts again after it.
@@ -31,7 +31,7 @@ class Tail:
         return len(self._spans) - self._head
 
     def append(self, span: Span, commit: LogIndex) -> None:
-        """Add the log's new end; spans committed up to ``commit`` may be dropped to stay within limits."""
+        """Add the newest span. May drop spans that are committed up to ``commit`` to stay within the limits."""
         spans = self._spans
         assert len(spans) == self._head or spans[-1].last + 1 == span.first, (
             f"span at {span.first} leaves a gap after {spans[-1].last}"
@@ -49,7 +49,7 @@ class Tail:
             self._head = 0
 
     def clear(self) -> None:
-        """Drop everything; the next span may begin anywhere."""
+        """Drop all spans. The next one may begin anywhere."""
         self._spans.clear()
         self._firsts.clear()
         self._head = 0
@@ -77,7 +77,7 @@ class Tail:
         return [span for span in self._spans[start:] if span.last > index]
 
     def chunk(self, first: LogIndex, bytes_max: int) -> tuple[Span, ...]:
-        """Spans from the one that contains ``first`` on: at least one, and no further one beyond ``bytes_max``.
+        """Return spans from the one that contains ``first`` on: at least one, others only up to ``bytes_max``.
 
         Empty if that span is not cached. The first span may begin before ``first``, since it cannot be cut.
         """

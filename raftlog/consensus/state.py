@@ -1,4 +1,4 @@
-"""State shared by all roles of a core: its log, its hard state, and what waits to be written or sent."""
+"""State shared by all roles of a core: its log, its hard state, and its unwritten and unsent output."""
 
 from __future__ import annotations
 

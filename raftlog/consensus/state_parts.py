@@ -1,4 +1,4 @@
-"""Parts of a core's state: by role, its reads, a leadership transfer, and its output."""
+"""Parts of a core's state: of each role, of reads, of a leadership transfer, and of its output."""
 
 from __future__ import annotations
 

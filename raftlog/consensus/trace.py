@@ -1,4 +1,4 @@
-"""Traces of cores as lines of JSON: for a checker of the paper's rules, and for debugging.
+"""Writes traces of cores as lines of JSON, for a checker of the paper's rules and for debugging.
 
 Theory of operation. A `Trace` provides a class of cores that compare their state before and after each input and write
 events for the differences, and for messages received and sent. Plain cores do not know about it, so tracing costs
@@ -82,7 +82,7 @@ class Trace:
         self._encode = msgspec.json.Encoder().encode
 
     def core_class(self) -> type[RaftCore]:
-        """A `RaftCore` that writes a trace; created and used like any other."""
+        """Return a `RaftCore` class whose cores write a trace. They are created and used like others."""
         trace = self
 
         class TracingCore(TracedCore):
@@ -122,7 +122,7 @@ class _Picture:
 
 
 class TracedCore(RaftCore):
-    """A core that writes a trace; made by `Trace.core_class`."""
+    """A core that writes a trace; see `Trace.core_class`."""
 
     def __init__(self, trace: Trace, **arguments: Any) -> None:
         super().__init__(**arguments)

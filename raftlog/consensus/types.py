@@ -45,7 +45,7 @@ class EntryKind(enum.IntEnum):
 
 
 class Refusal(enum.Enum):
-    """The reason that a proposal was refused; nothing happened."""
+    """The reason that a proposal was refused. The state did not change."""
 
     NOT_LEADER = "not leader"
     NOT_READY = "not ready"
@@ -71,7 +71,7 @@ class PeerState(enum.Enum):
 
 
 class Beginning(enum.Enum):
-    """The beginning of a replica's log, compared with the others' logs.
+    """Compares the beginning of a replica's log with the beginnings of the others' logs.
 
     Only a replica with `FIRST` knows that entries before its own beginning are deleted everywhere. With `LATER` another
     one has them; with `UNKNOWN` another one may have them.
@@ -130,7 +130,7 @@ class ConfState(msgspec.Struct, frozen=True):
 
     @property
     def members(self) -> frozenset[NodeId]:
-        """All nodes that get the log."""
+        """Return all nodes that get the log."""
         return frozenset((*self.voters, *self.outgoing, *self.learners))
 
     def is_voter(self, node: NodeId) -> bool:
@@ -173,11 +173,11 @@ class Span(msgspec.Struct, frozen=True, gc=False):
     conf: ConfState | None = None
 
     def up_to(self, last: LogIndex) -> Span:
-        """Return the part that ends at ``last``."""
+        """Return the part of the span up to ``last`` (inclusive)."""
         return self._part(self.first, last)
 
     def since(self, first: LogIndex) -> Span:
-        """Return the part that begins at ``first``."""
+        """Return the part of the span from ``first`` on."""
         return self._part(first, self.last)
 
     def _part(self, first: LogIndex, last: LogIndex) -> Span:
@@ -274,7 +274,7 @@ class CoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """A leader's view of a peer; ``active`` means that it answered within an election timeout.
+    """A leader's view of a peer. ``active`` means that the peer answered within an election timeout.
 
     ``contact_at`` is the send time, in monotonic seconds, of the newest message that the peer has answered. ``base`` is
     the entry before the first one of its log, None if it has not told.

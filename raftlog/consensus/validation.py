@@ -1,4 +1,4 @@
-"""Validates messages before a core processes them: no input from a peer may fail an assertion of the core.
+"""Validates messages before a core processes them, so that peers cannot make assertions of the core fail.
 
 A refused message changes nothing. None of these checks can fail for messages of correct replicas with intact disks, so
 a refusal means that a peer is faulty, that a log was damaged or changed, or that there is an attack.
@@ -22,11 +22,11 @@ from raftlog.terms import highest_plausible
 
 
 class PeerMessageInvalid(Exception):
-    """A message that no correct replica sends; the core is unchanged."""
+    """No correct replica sends this message. The core is unchanged."""
 
 
 def check_message(core: CoreState, message: Message) -> None:
-    """Raises `PeerMessageInvalid` for a message that a core in this state must not process."""
+    """Raise `PeerMessageInvalid` if a core in this state must not process the message."""
     own = core._term
     term = max(message.term, message.next_term) if isinstance(message, PreVoteReq) else message.term
     if term > (highest := highest_plausible(own)):

@@ -1,4 +1,4 @@
-"""Tracks how much of the log is durable, by tickets of writes that complete in order.
+"""Tracks how much of the log is durable: writes get tickets, and complete in the order of these.
 
 A ticket records the log's end when it was issued; when it completes, the log is durable up to there. Entries may be
 truncated and replaced while their write is in flight. Then the ticket's end is lowered to the cut, so that the
@@ -36,7 +36,7 @@ class WriteTickets:
         return self.hard_state_ticket <= self.last_done
 
     def issue(self, last_index: LogIndex, *, with_hard_state: bool) -> int:
-        """The ticket of a write after which the log is durable up to ``last_index``."""
+        """Return a new ticket for a write after which the log is durable up to ``last_index``."""
         self.last_issued += 1
         self._ends.append(last_index)
         if with_hard_state:
@@ -44,7 +44,7 @@ class WriteTickets:
         return self.last_issued
 
     def complete(self, ticket: int) -> bool:
-        """Note that everything up to ``ticket`` is durable; returns whether that made more of the log durable."""
+        """Record that everything up to ``ticket`` is durable. Returns whether more of the log is durable now."""
         assert ticket <= self.last_issued, f"ticket {ticket} completed, {self.last_issued} is the newest issued"
         end = NO_INDEX
         while self.last_done < ticket:
@@ -56,7 +56,7 @@ class WriteTickets:
         return True
 
     def truncate(self, last_index: LogIndex) -> None:
-        """Note that entries after ``last_index`` were cut: writes in flight no longer make them durable."""
+        """Record that entries after ``last_index`` were cut, so that writes in flight do not make them durable."""
         if self.durable > last_index:
             self.durable = last_index
         if self._ends and max(self._ends) > last_index:

@@ -71,7 +71,7 @@ def format_address(address: Address) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The identity of a replica; ``segment_bytes`` must be equal in a group, ``store_id`` identifies the directory.
+    """The identity of a replica. ``segment_bytes`` must be equal in a group, ``store_id`` identifies the directory.
 
     ``software`` is the version of the software, for people. It supports replication versions from ``oldest`` to
     ``newest``, and format levels up to ``level_newest``.
@@ -89,7 +89,7 @@ class Identity:
 
 
 class Admission:
-    """Decides which peers this replica admits, from what it knows of its group.
+    """Decides which peers this replica admits, by what it knows of its group.
 
     Args:
         stores: the recorded directory of each member.
@@ -109,12 +109,12 @@ class Admission:
         self.level = 1
         self.addresses: dict[str, str] = {}
         self._stores = dict(stores)
-        self._unrecorded: dict[str, str] = {}
+        self._unrecorded_stores: dict[str, str] = {}
         self._on_learned = on_learned
 
     @property
     def stores(self) -> Mapping[str, str]:
-        """The known directory of each member."""
+        """Return the known directory of each member."""
         return self._stores
 
     def configure(self, conf_index: LogIndex, addresses: Mapping[str, str]) -> None:
@@ -123,26 +123,26 @@ class Admission:
         self.addresses = dict(addresses)
 
     def forget(self, nodes: Iterable[str]) -> None:
-        """Forget removed members: they may return with any directory."""
+        """Remove the directories of removed members, who may return with any directory."""
         forgotten_nodes = [node for node in nodes if self._stores.pop(node, None) is not None]
         if forgotten_nodes:
             self._on_learned(dict(self._stores))
 
     def on_record(self, stores: Mapping[str, str]) -> None:
-        """Note that the table passed to `on_learned` is durable."""
+        """Record that the table passed to `on_learned` is durable."""
         for node, store in stores.items():
-            if self._unrecorded.get(node) == store:
-                del self._unrecorded[node]
+            if self._unrecorded_stores.get(node) == store:
+                del self._unrecorded_stores[node]
 
     @property
     def software(self) -> Software:
-        """The software of this replica, as reported to peers."""
+        """Return this replica's software, as reported to peers."""
         mine = self.identity
         newest_level = max(self.level, mine.level_newest)
         return Software(mine.software, mine.oldest, mine.newest, self.level, newest_level)
 
     def hello(self, target: NodeId, lane: str, incarnation: str) -> Hello:
-        """The first message when calling ``target``."""
+        """Return the first message of a call to ``target``."""
         mine = self.identity
         return Hello(
             cluster_id=mine.cluster_id,
@@ -160,7 +160,7 @@ class Admission:
         )
 
     def welcome(self, incarnation: str, refusal: str | None, caller: Software = UNKNOWN_SOFTWARE) -> Welcome:
-        """The answer to a caller with this software."""
+        """Return the answer to a caller with this software."""
         mine = self.software
         version = common_version(mine, caller) or HANDSHAKE_VERSION
         return Welcome(incarnation, refusal, self.identity.store_id, self._stores, self.conf_index, mine, version)
@@ -190,7 +190,7 @@ class Admission:
         return self.why_not_store(hello.source, hello.store_id, hello.stores, hello.conf_index)
 
     def why_not_welcome(self, node: str, welcome: Welcome) -> str | None:
-        """The reason to reject the answer of ``node`` to a call; None to accept it."""
+        """Return the reason to reject the answer of ``node`` to a call; None to accept it."""
         if (refusal := why_apart(self.software, welcome.software, node)) is not None:
             return refusal
         if welcome.version != common_version(self.software, welcome.software):
@@ -221,7 +221,7 @@ class Admission:
 
     def must_wait(self, node: str) -> bool:
         """Whether the directory of ``node`` is not durably recorded yet; its messages wait until then."""
-        return node in self._unrecorded
+        return node in self._unrecorded_stores
 
     def _learn(self, node: str, store_id: str, stores: Mapping[str, str]) -> str | None:
         """Record what is new; returns why the caller is refused if there is no room."""
@@ -241,7 +241,7 @@ class Admission:
         if _table_bytes(table) > STORES_BYTES_MAX:
             return f"the stores of {len(self._stores)} replicas are known, which is the maximum; no room for {node}"
         self._stores = table
-        self._unrecorded |= {other: its_store for other, its_store in new_stores.items() if other in table}
+        self._unrecorded_stores |= {other: its_store for other, its_store in new_stores.items() if other in table}
         self._on_learned(dict(table))
         return None
 

@@ -1,4 +1,4 @@
-"""A frame to a peer that the log's writer sends, right after the write that it acknowledges.
+"""Lets the log's writer send a frame to a peer, right after the write that the frame acknowledges.
 
 An acknowledgement of entries waits for their write. Without this, the writer's thread wakes the event loop, which then
 builds and sends the frame. Here it is sealed in advance, and the writer's thread sends it by itself.
@@ -18,7 +18,7 @@ from raftlog.net.stream import StreamSocket
 
 
 class SendingWriter(Protocol):
-    """The part of a log's writer that is needed; see `raftlog.segment.writer.LogWriter`."""
+    """The part of a log's writer that sends; see `raftlog.segment.writer.LogWriter`."""
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool: ...
     def take_back(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Authentication between replicas: both prove to each other that they know the group's secret.
+"""Authenticates replicas: both sides prove to each other that they know the group's secret.
 
 The caller opens a connection, and both sides exchange these messages once::
 
@@ -49,12 +49,12 @@ CHALLENGE_BYTES: Final = NONCE_BYTES + _ID_BYTES + _PROOF_BYTES
 
 
 class AuthenticationFailed(Exception):
-    """The other side did not prove that it knows the secret of this group; its messages are discarded."""
+    """The other side did not prove that it knows the secret of this group. Its messages are discarded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Both sides' result of the challenge: a key for each direction."""
+    """The keys on which both sides agree: one for each direction."""
 
     secret_id: bytes
     caller: bytes
@@ -62,19 +62,19 @@ class Keys:
 
 
 def secret_id(secret: bytes) -> bytes:
-    """The id of a secret, 8 bytes; it reveals nothing about the secret."""
+    """Return the id of a secret: 8 bytes, which do not reveal the secret."""
     return _mac(secret, b"id")[:_ID_BYTES]
 
 
 def call(nonce: bytes, secrets: Sequence[bytes]) -> bytes:
-    """The caller's first message. ``secrets`` are its own, at most `SECRETS_MAX`."""
+    """Return the caller's first message. ``secrets`` are the caller's, at most `SECRETS_MAX`."""
     assert len(nonce) == NONCE_BYTES, f"a nonce of {len(nonce)} bytes"
     assert 0 < len(secrets) <= SECRETS_MAX, f"{len(secrets)} secrets"
     return nonce + b"".join(map(secret_id, secrets))
 
 
 def challenge(purpose: bytes, call_payload: bytes, nonce: bytes, secrets: Sequence[bytes]) -> tuple[bytes, Keys]:
-    """The listener's answer to ``call_payload``, and the keys of the connection.
+    """Return the listener's answer to ``call_payload``, and the keys of the connection.
 
     Raises:
         AuthenticationFailed: ``call_payload`` is malformed, or the caller has none of ``secrets``.
@@ -126,7 +126,7 @@ class Seal:
         self._count = 0
 
     def tag(self, first: Buffer, last: Buffer = b"") -> bytes:
-        """The tag of the next frame; ``first`` and ``last`` are the covered parts."""
+        """Return the tag of the next frame. ``first`` and ``last`` are the parts that it covers."""
         state = self._start.copy()
         state.update(_PLACE.pack(self._count, len(first)))
         self._count += 1

@@ -88,7 +88,7 @@ async def _one_frame(
 
 
 def failure_in_words(error: Exception) -> str:
-    """The reason that a peer could not be called, as text."""
+    """Return the reason that a peer could not be called, as text."""
     if isinstance(error, trio.TooSlowError):
         return "no answer"
     if isinstance(error, AuthenticationFailed):

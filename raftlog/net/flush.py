@@ -1,4 +1,4 @@
-"""Sends what streams have waiting at the end of a turn: in one call for most of them, if that is compiled."""
+"""Sends the output of streams at the end of a turn; with compiled modules in one call for most of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Protocol
 from raftlog.compiled.loaded import IS_COMPILED, send_single_buffers
 
 
-class Flushed(Protocol):
+class Flushable(Protocol):
     """A stream that has bytes to send; see `raftlog.net.stream.StreamSocket`."""
 
     @property
     def raw_fd(self) -> int:
-        """The descriptor of a socket without TLS, -1 for others."""
+        """Return the descriptor of a socket without TLS, -1 for others."""
 
     def flush(self) -> None:
         """Send as much as the system accepts."""
 
     def take_single_buffer(self) -> bytes | None:
-        """Take what waits to be sent, in order to send it to ``raw_fd``; None leaves it to `flush`."""
+        """Take the output, to send it to ``raw_fd``. None leaves it to `flush`."""
 
     def put_back(self, data: bytes, sent_bytes: int) -> None:
         """Put back the bytes after the first ``sent_bytes``, which were not sent."""
@@ -32,7 +32,7 @@ class SocketCalls(Protocol):
         """Works like `socket.socket.send`, for the socket with this descriptor. Raises `OSError`."""
 
 
-def flush_streams(streams: Sequence[Flushed], calls: SocketCalls | None = None) -> None:
+def flush_streams(streams: Sequence[Flushable], calls: SocketCalls | None = None) -> None:
     """Send as much of each stream as the system accepts; see `StreamSocket.flush`.
 
     ``calls`` sends instead of the system.

@@ -1,4 +1,4 @@
-"""Frames between replicas: a checksummed prefix, a message, and log entries exactly as they lie on disk.
+"""Frames between replicas: a checksummed prefix, a message, and log entries in their format on disk.
 
 ===========  =====================================================================================================
 bytes        field
@@ -71,7 +71,7 @@ _TLS_STARTS = (0x1603, 0x1503)
 
 
 class WireError(Exception):
-    """An invalid frame from a peer; the connection is closed."""
+    """A peer sent an invalid frame. The connection is closed."""
 
 
 class OtherVersion(WireError):
@@ -146,7 +146,7 @@ class Welcome(msgspec.Struct, frozen=True):
 
 
 class InstallOffer(msgspec.Struct, frozen=True):
-    """A leader tells a peer that it needs more than the log still has; ``manifest`` says what to fetch instead."""
+    """Tells a peer that the log has deleted what it needs. ``manifest`` describes what to fetch instead."""
 
     term: Number
     manifest: Annotated[bytes, Meta(max_length=MANIFEST_BYTES_MAX)]
@@ -172,7 +172,7 @@ class RangeReq(msgspec.Struct, frozen=True):
 
 
 class RangeResp(msgspec.Struct, frozen=True):
-    """The answer; without ``data`` it is refused, and ``refusal`` says why."""
+    """The response to a `RangeReq`. Without ``data`` the request is refused, for the reason ``refusal``."""
 
     source: RangeSource
     pos: Number
@@ -220,7 +220,7 @@ def _frame(kind: Kind, payload: bytes, tail_bytes: int, crc: int) -> bytes:
 
 
 def with_version(buffer: bytes | memoryview, version: int) -> bytes | memoryview:
-    """The first buffer of a frame, with a format version; so far the rest is the same in all versions."""
+    """Return the first buffer of a frame with a format version. Other buffers are the same in all versions."""
     if buffer[_VERSION_AT] == version:
         return buffer
     return b"".join((buffer[:_VERSION_AT], bytes((version,)), buffer[_VERSION_AT + 1 :]))
@@ -231,7 +231,7 @@ PING: Final = _frame(Kind.PING, b"", 0, 0)
 
 
 def encode_cold(value: object) -> bytes:
-    """Frame a handshake or a message outside of the data path."""
+    """Frame a handshake, or another message that is not on the data path."""
     payload = cbor2.dumps(msgspec.to_builtins(value, builtin_types=(bytes,)))
     kind = _KIND_OF[type(value)]
     return _frame(kind, payload, 0, zlib.crc32(payload, kind))
@@ -244,7 +244,7 @@ def encode_append(
     entries_bytes: int,
     annotations: Sequence[bytes],
 ) -> list[bytes | memoryview]:
-    """Frame an append request as buffers to be sent in this order; entry bytes are not copied.
+    """Frame an append request as buffers to send in this order. Does not copy the bytes of entries.
 
     Everything but entries is in the first buffer and, if there are entries, in the last one.
     """
@@ -285,7 +285,7 @@ def encode_opening(kind: Literal[Kind.CALL, Kind.CHALLENGE], payload: bytes) -> 
 
 
 def decode_opening(expected: Kind, kind: Kind, payload: memoryview) -> bytes:
-    """The payload in a frame of `encode_opening`. Raises `WireError`, also for a frame of another kind."""
+    """Return the payload of a frame from `encode_opening`. Raises `WireError`, also for a frame of another kind."""
     if kind is not expected:
         raise WireError(f"a {kind.name} frame came, {expected.name} was expected")
     (crc,) = _LENGTH.unpack_from(payload)
@@ -341,7 +341,7 @@ def split_tagged(
 
 
 def tagged_parts(kind: Kind, frame: memoryview) -> tuple[memoryview, memoryview]:
-    """The parts of a frame covered by its tag: before the log entries, and after them.
+    """Return the parts of a frame that its tag covers: before the log entries, and after them.
 
     Raises:
         WireError: an append request is shorter than it says.
@@ -358,7 +358,7 @@ def tagged_parts(kind: Kind, frame: memoryview) -> tuple[memoryview, memoryview]
 
 
 def decode_cold(kind: Kind, payload: memoryview) -> Any:
-    """The value in a frame of `encode_cold`. Raises `WireError`."""
+    """Return the value in a frame of `encode_cold`. Raises `WireError`."""
     cls = _COLD.get(kind)
     if cls is None:
         raise WireError(f"frame kind {kind.name} is not expected here")
@@ -373,7 +373,7 @@ def decode_cold(kind: Kind, payload: memoryview) -> Any:
 
 
 def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> AppendResp:
-    """The answer to an append request. Raises `WireError`."""
+    """Decode the response to an append request. Raises `WireError`."""
     (crc,) = _LENGTH.unpack_from(payload)
     if len(payload) != 4 + _APPENDED.size or zlib.crc32(payload[4:], Kind.APPENDED) != crc:
         raise WireError("the APPENDED frame is damaged")
@@ -393,7 +393,7 @@ def decode_appended(payload: memoryview, source: NodeId, target: NodeId) -> Appe
 
 
 def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append:
-    """An append request with verified entries.
+    """Decode an append request, and verify its entries.
 
     Raises:
         WireError: the frame is inconsistent.
@@ -442,7 +442,7 @@ def decode_append(payload: memoryview, source: NodeId, target: NodeId) -> Append
 
 
 def spans_of(refs: Sequence[EntryRef], body_of: Callable[[int], bytes | memoryview]) -> tuple[Span, ...]:
-    """Runs of consecutive entries of one term and kind; a configuration is a separate run.
+    """Divide entries into spans of one term and kind. A configuration is a separate span.
 
     ``body_of(number)`` returns the body of ``refs[number]``; only called for configurations.
 

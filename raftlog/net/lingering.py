@@ -11,7 +11,7 @@ _MEMORY: Final = 1 / 8
 
 
 class Lingering:
-    """Learns from the last waits whether the next event usually comes within `LINGER_SECONDS`.
+    """Estimates from recent waits whether the next event comes within `LINGER_SECONDS`.
 
     If it does, waiting for it in the reactor's own epoll set saves a trip through trio's loop. If it does not, the wait
     is a wake-up for nothing. What is in flight (a sync, an answer of a peer) comes soon; a client's next request may

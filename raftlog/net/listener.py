@@ -1,4 +1,4 @@
-"""Connections being established: listening sockets and connection attempts, in a reactor."""
+"""Establishes connections in a reactor: listening sockets and connection attempts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from raftlog.lease_clock import boot_time
 from raftlog.net.listener import Dialing, Listener
 from raftlog.net.reactor import Reactor
 from raftlog.segment.disk import Disk, RealDisk
-from raftlog.segment.writer import LogWriter, OnFailed, threaded_writer
+from raftlog.segment.writer import LogWriter, OnFailure, threaded_writer
 
 T = TypeVar("T")
 Address = tuple[str, int]
@@ -49,7 +49,7 @@ class _SharedJob(Generic[T]):
         self._job = job
         self._results: list[T] = []
         self.error: BaseException | None = None
-        self.done = trio.Event()
+        self.completion = trio.Event()
 
     def run(self) -> None:
         """Run the job in the thread."""
@@ -90,11 +90,11 @@ class Machine:
         return RealDisk()
 
     def open_reactor(self) -> Reactor:
-        """The event loop of a node."""
+        """Return the event loop of a node."""
         return Reactor()
 
     def open_writer(
-        self, done_fd: int, on_failed: OnFailed, observe: Callable[[float], None], sync_bytes_max: int
+        self, done_fd: int, on_failed: OnFailure, observe: Callable[[float], None], sync_bytes_max: int
     ) -> LogWriter:
         """Start a thread that writes a log (`threaded_writer`)."""
         return threaded_writer(done_fd, on_failed, observe, sync_bytes_max=sync_bytes_max)
@@ -110,11 +110,11 @@ class Machine:
         run in any case. A caller that is cancelled stays until all have run.
         """
         joint_job = _SharedJob(job)
-        waiting = _together.get(None)
-        if waiting is not None:
-            waiting.append(joint_job)
+        other_jobs = _together.get(None)
+        if other_jobs is not None:
+            other_jobs.append(joint_job)
             with trio.CancelScope(shield=True):
-                await joint_job.done.wait()
+                await joint_job.completion.wait()
             return joint_job.result()
         _together.set(jobs := [joint_job])
         with trio.CancelScope(shield=True):
@@ -126,7 +126,7 @@ class Machine:
                 for each in jobs:
                     each.error = error
             for each in jobs:
-                each.done.set()
+                each.completion.set()
         return joint_job.result()
 
     def check_free(self, address: Address) -> None:
@@ -147,7 +147,7 @@ class Machine:
         return Dialing(reactor, address, on_connected, on_failed)
 
     async def connect(self, address: Address) -> socket.socket:
-        """A connection that does not block. Raises OSError, UnicodeError."""
+        """Return a connection that does not block. Raises OSError, UnicodeError."""
         infos = await trio.socket.getaddrinfo(*address, type=trio.socket.SOCK_STREAM)
         family, kind, protocol, _, sockaddr = infos[0]
         sock = trio.socket.socket(family, kind, protocol)
@@ -163,7 +163,7 @@ class Machine:
         return await trio.open_tcp_stream(*address)
 
     def ageing_clock(self) -> float:
-        """Monotonic seconds for what a test lets age at once, unlike silence and time-outs."""
+        """Return monotonic seconds for ages that a test may advance at once, unlike silence and time-outs."""
         return trio.current_time()
 
     @property
@@ -177,7 +177,7 @@ class Machine:
         return boot_time
 
     def wall_clock_ms(self) -> int:
-        """Milliseconds since the epoch, by the clock of this machine."""
+        """Return milliseconds since the epoch, by the clock of this machine."""
         return time.time_ns() // 1_000_000
 
 
@@ -186,13 +186,13 @@ _standing_in: ContextVar[Machine] = ContextVar("machine", default=REAL)
 
 
 def this_machine() -> Machine:
-    """The machine that the caller runs on."""
+    """Return the machine that the caller runs on."""
     return _standing_in.get()
 
 
 @contextlib.contextmanager
 def standing_in(machine: Machine) -> Iterator[None]:
-    """Let `this_machine` return ``machine`` during the block."""
+    """Make `this_machine` return ``machine`` during the block."""
     before = _standing_in.set(machine)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The inner event loop: one trio task that serves every hot socket of a process.
+"""Runs the inner event loop: one trio task that serves every busy socket of a process.
 
 Theory of operation. A trio task per connection pays a task switch and an epoll re-arm for every wake-up, which costs
 more than handling a small request. Here one task waits on a private, level-triggered epoll set nested in trio's own;
@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import trio
 
-from raftlog.net.flush import Flushed, flush_streams
+from raftlog.net.flush import Flushable, flush_streams
 from raftlog.net.lingering import LINGER_SECONDS, Lingering
 
 EPOLLIN = select.EPOLLIN
@@ -72,13 +72,13 @@ class Reactor:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._patient: set[int] = set()
-        self._remaining: dict[int, int] = {}
+        self._remaining_events: dict[int, int] = {}
         # Debtors, which used more than a share of CPU time, with their total excess in seconds; and the ready ones,
         # with their events, which are handled in turns with the unfinished work.
         self._debts: dict[int, float] = {}
         self._in_line: dict[int, int] = {}
         self._unfinished_next = False
-        self._unfinished: deque[Callable[[], None]] = deque()
+        self._unfinished_work: deque[Callable[[], None]] = deque()
         self._share = 0.0
         self._share_until = float("inf")
         self._epoll = select.epoll()
@@ -87,7 +87,7 @@ class Reactor:
         self._started_calls: dict[int, Callable[[], None]] = {}
         self._turn_begin: list[Callable[[], None]] = []
         self._turn_end: list[Callable[[], None]] = []
-        self._dirty: list[Flushed] = []
+        self._dirty: list[Flushable] = []
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.receive_buffer = memoryview(bytearray(2 * RECEIVE_BYTES))
         self.unsent = Unsent()
@@ -118,18 +118,18 @@ class Reactor:
         del self._handlers[fd]
         self._patient.discard(fd)
         self._debts.pop(fd, None)
-        self._remaining.pop(fd, None)
+        self._remaining_events.pop(fd, None)
         self._in_line.pop(fd, None)
         self._started_calls.pop(fd, None)
         self._epoll.unregister(fd)
 
     def share_used(self) -> bool:
-        """Whether the client being served has used its share of this turn."""
+        """Whether the handler that runs has used its share of this turn."""
         return self._clock() > self._share_until
 
     def go_on_later(self, step: Callable[[], None]) -> None:
         """Call ``step()`` in a later turn, with a new share: for a handler that has used its share."""
-        self._unfinished.append(step)
+        self._unfinished_work.append(step)
         self.wake()
 
     def at_turn_begin(self, callback: Callable[[], None]) -> None:
@@ -176,7 +176,7 @@ class Reactor:
         """Request a turn soon. Thread-safe; several calls before the turn make one turn."""
         os.eventfd_write(self._wake_fd, 1)
 
-    def mark_dirty(self, stream: Flushed) -> None:
+    def mark_dirty(self, stream: Flushable) -> None:
         """Flush ``stream`` at the end of this turn (or of the next one, when called between turns)."""
         self._dirty.append(stream)
 
@@ -264,14 +264,14 @@ class Reactor:
         self._due = None
         for callback in self._turn_begin:
             callback()
-        if self._remaining:
-            remaining, self._remaining = self._remaining, {}
+        if self._remaining_events:
+            remaining, self._remaining_events = self._remaining_events, {}
             ready = [*remaining.items(), *[(fd, events) for fd, events in ready if fd not in remaining]]
         self._share = share = max(TURN_SECONDS / (len(ready) + 1), _SHARE_SECONDS_MIN)
         if self._debts:
             ready = self._without_debtors(ready)
         handler_of, clock, patient = self._handlers.get, self._clock, self._patient
-        unfinished_count = len(self._unfinished)
+        unfinished_count = len(self._unfinished_work)
         now = clock()
         end = now + TURN_SECONDS
         if self._together is not None:
@@ -290,7 +290,7 @@ class Reactor:
                     break
         if unfinished_count or self._in_line:
             self._work_off(unfinished_count, share, max(end, now + _UNFINISHED_SHARE * TURN_SECONDS))
-        if self._unfinished or self._in_line or self._remaining or self._started_calls:
+        if self._unfinished_work or self._in_line or self._remaining_events or self._started_calls:
             self.wake()
         self._has_failed = False
         self.end_turn()
@@ -320,7 +320,7 @@ class Reactor:
         """Handle only the urgent rest of a turn that lasted too long, and leave clients to the next turn."""
         for fd, events in rest:
             if fd in self._patient:
-                self._remaining[fd] = events
+                self._remaining_events[fd] = events
             elif (handler := self._handlers.get(fd)) is not None:
                 handler(events)
 
@@ -337,7 +337,7 @@ class Reactor:
             self._unfinished_next = not self._unfinished_next
             if count and (self._unfinished_next or not self._in_line):
                 count -= 1
-                self._unfinished.popleft()()
+                self._unfinished_work.popleft()()
             else:
                 self._handle_debtor()
 
@@ -350,7 +350,7 @@ class Reactor:
         if handler is None:
             return  # it was closed
 
-        def measured(events: int) -> None:
+        def measure(events: int) -> None:
             self._handlers[fd] = handler
             begin = self._cpu_clock()
             handler(events)
@@ -358,7 +358,7 @@ class Reactor:
             if excess > 0 and self._handlers.get(fd) is handler:
                 self._debts[fd] = excess
 
-        self._handlers[fd] = measured
+        self._handlers[fd] = measure
 
     def _handle_debtor(self) -> None:
         """Handle the debtor with the smallest debt."""
@@ -409,7 +409,7 @@ class Mailbox:
 
 
 class Unsent:
-    """Bytes that streams have to send and the kernel does not accept, because the other side does not read."""
+    """Counts bytes that streams cannot send because the other side does not read."""
 
     __slots__ = ("nbytes",)
 

@@ -1,4 +1,4 @@
-"""Entries of peers between their frame and the log.
+"""Keeps peers' entries from their frame until they are in the log.
 
 Each is validated before the core processes it, so that every entry in the log is framed as this replica would frame it,
 continues the chain, fits its file, and has a body that the application can apply. A peer that sends anything else is
@@ -49,7 +49,7 @@ class ReceivedEntries:
         self.entries: dict[tuple[LogIndex, Term], ReceivedEntry] = {}
 
     def check(self, message: Append) -> int:
-        """Returns how many of the entries this replica has already; the rest may enter the log.
+        """Return how many of the entries this replica has already. The rest may enter the log.
 
         Raises:
             WireError: the core must not process this request, because of its entries.
@@ -101,7 +101,7 @@ class ReceivedEntries:
                 self.entries[ref.index, ref.term] = ReceivedEntry(ref, header, body, annotation)
 
     def get(self, index: LogIndex, term: Term) -> ReceivedEntry | None:
-        """A kept entry."""
+        """Return a kept entry; None if there is none."""
         return self.entries.get((index, term))
 
     def _end_of(self, entry: LogId) -> tuple[int, int]:
@@ -118,7 +118,7 @@ class ReceivedEntries:
 
 
 def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
-    """Raises ValueError for an entry whose body the application or the core could not handle."""
+    """Raise ValueError if the application or the core could not handle the body of an entry."""
     if ref.kind == EntryKind.NORMAL:
         check_body(body, ref.pos + HEADER_BYTES)
     elif ref.kind == EntryKind.CONFIG:
@@ -126,7 +126,7 @@ def check_entry(check_body: CheckBody, ref: EntryRef, body: memoryview) -> None:
 
 
 def check_configuration(conf: ConfState) -> None:
-    """Raises ValueError for members that could not elect a leader, be called, or be stored in a directory."""
+    """Raise ValueError if members could not elect a leader, be called, or be stored in a directory."""
     if not conf.voters:
         raise ValueError("the configuration has no voters")
     nbytes = len(encode_conf(conf))

@@ -1,4 +1,4 @@
-"""Warnings about peers' messages: by default once per peer and reason in a minute."""
+"""Logs warnings about peers' messages, by default once a minute for each peer and reason."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class RefusalLog:
         self._now = now
         self._every_seconds = every_seconds
         # When a peer and reason may be logged again, and how often it was suppressed.
-        self._known: dict[tuple[str, str], tuple[float, int]] = {}
+        self._suppressions: dict[tuple[str, str], tuple[float, int]] = {}
 
     def warning(self, event: str, *, source: str, error: str, **values: object) -> None:
         """Log ``event`` about ``source``; ``times`` is the number since the last line, if more than one."""
         key = source, _NUMBERS.sub("#", error)[:200]
         now = self._now()
-        again_at, skip_count = self._known.pop(key, (now, 0))
+        again_at, skip_count = self._suppressions.pop(key, (now, 0))
         if now < again_at:
-            self._known[key] = again_at, skip_count + 1
+            self._suppressions[key] = again_at, skip_count + 1
             return
-        if len(self._known) >= REASONS_MAX:
-            del self._known[next(iter(self._known))]
-        self._known[key] = now + self._every_seconds, 0
+        if len(self._suppressions) >= REASONS_MAX:
+            del self._suppressions[next(iter(self._suppressions))]
+        self._suppressions[key] = now + self._every_seconds, 0
         if skip_count:
             values["times"] = skip_count + 1
         self._log.warning(event, error=error, **values)

@@ -37,7 +37,7 @@ class ReplicationTls:
     required: bool
 
     def accept(self, sock: socket.socket, on_failed: Callable[[str], None]) -> TlsSocket | SniffingSocket:
-        """The socket for a caller; ``on_failed`` gets the reason if its TLS handshake fails."""
+        """Return the socket for a caller. ``on_failed`` gets the reason if its TLS handshake fails."""
         context, certificate = self.server()
         kind = TlsSocket if self.required else SniffingSocket
         return kind(sock, context, on_failed, certificate=certificate)

@@ -1,4 +1,4 @@
-"""The file with the secret of a group: any node with it can be a replica.
+"""Reads the file with the secret of a group. Any node that has it can be a replica.
 
 It is text: one secret per line, 64 hexadecimal digits each, newest first. There are two while one replaces the other.
 Only its owner may write it, and only its group may read it.
@@ -23,7 +23,7 @@ _ASIDE: Final = ".tmp"
 
 
 class SecretUnusable(Exception):
-    """The group's secret cannot be read; the message says which file and why. Nothing was changed."""
+    """The group's secret cannot be read. The text names the file and the reason. Nothing was changed."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -63,12 +63,12 @@ class SecretFile:
 
 
 def new_secret() -> bytes:
-    """A secret for a new group, or for replacing one."""
+    """Return a secret for a new group, or to replace one."""
     return os.urandom(SECRET_BYTES)
 
 
 def read_secrets(path: str) -> tuple[bytes, ...]:
-    """The secrets in a file, newest first. Raises `SecretMissing` and `SecretUnusable`."""
+    """Return the secrets in a file, newest first. Raises `SecretMissing` and `SecretUnusable`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -86,7 +86,7 @@ def read_secrets(path: str) -> tuple[bytes, ...]:
 
 
 def parse_secrets(path: str, data: bytes) -> tuple[bytes, ...]:
-    """The secrets in the content of a file; ``path`` is for the error. Raises `SecretUnusable`."""
+    """Return the secrets in a file's content. ``path`` is for the error. Raises `SecretUnusable`."""
     secrets: list[bytes] = []
     for number, line in enumerate(data[:_FILE_BYTES_MAX].split(b"\n"), 1):
         if not (text := line.strip()) or text.startswith(b"#"):
@@ -105,7 +105,7 @@ def parse_secrets(path: str, data: bytes) -> tuple[bytes, ...]:
 
 
 def format_secrets(secrets: Sequence[bytes]) -> bytes:
-    """The content of a file with these secrets."""
+    """Return the content of a file with these secrets."""
     return b"".join(secret.hex().encode() + b"\n" for secret in secrets)
 
 
@@ -130,7 +130,7 @@ def create_secret(path: str) -> bool:
 
 
 def write_secrets(path: str, secrets: Sequence[bytes]) -> None:
-    """Replace the file atomically by one with these secrets, mode 0600. Raises OSError; then it is unchanged."""
+    """Replace the file atomically by one with these secrets, mode 0600. If it raises OSError, it is unchanged."""
     os.rename(_written_aside(path, secrets), path)
     _sync_name(path)
 

@@ -1,4 +1,4 @@
-"""Connections of a reactor."""
+"""Non-blocking TCP connections in a reactor."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class StreamSocket:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Received and unconsumed bytes."""
+        """Return the number of received bytes that the handler has not consumed."""
         return len(self._partial)
 
     def keep(self, data: bytes) -> None:

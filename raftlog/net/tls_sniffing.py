@@ -36,7 +36,7 @@ class SniffingSocket:
 
     @property
     def shown_certificate(self) -> bytes | None:
-        """The certificate that the peer has shown; None unless it uses TLS."""
+        """Return the certificate that the peer has presented; None unless it uses TLS."""
         return self._sock.shown_certificate if isinstance(self._sock, TlsSocket) else None
 
     def recv_into(self, buffer: memoryview, nbytes: int) -> int:

@@ -54,8 +54,8 @@ class TlsSocket:
         )
         self._on_failed = on_failed
         self._shaken = False
-        self._retried: Buffer | None = None
-        self._held: list[bytes] = []
+        self._retry_data: Buffer | None = None
+        self._held_data: list[bytes] = []
         self.fileno = self._tls.fileno
         self.setsockopt = self._tls.setsockopt
         self.setblocking = self._tls.setblocking
@@ -104,21 +104,21 @@ class TlsSocket:
                 self._shake_hands()
                 self._send_held()
             # Data that the library has begun to send must be passed again unchanged, even if there is more by now.
-            if self._retried is None:
+            if self._retry_data is None:
                 data = memoryview(data)[:_SEND_BYTES_MAX]
-            count = self._tls.send(data if self._retried is None else self._retried)
+            count = self._tls.send(data if self._retry_data is None else self._retry_data)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not self._shaken:
-                assert len(self._held) < _HELD_MAX, "much is sent before the other side has answered anything"
-                self._held.append(bytes(data))
+                assert len(self._held_data) < _HELD_MAX, "much is sent before the other side has answered anything"
+                self._held_data.append(bytes(data))
                 return len(data)
-            if self._retried is None:
-                self._retried = bytes(data)
+            if self._retry_data is None:
+                self._retry_data = bytes(data)
             raise BlockingIOError from None
         except ssl.SSLError as error:
             self._report_failure(error)
             raise
-        self._retried = None
+        self._retry_data = None
         return count
 
     def sendmsg(self, buffers: Sequence[Buffer]) -> int:
@@ -145,9 +145,9 @@ class TlsSocket:
 
     def _send_held(self) -> None:
         """Send the held data, for which the kernel has room: it is little."""
-        for data in self._held:
+        for data in self._held_data:
             self._tls.sendall(data)
-        self._held.clear()
+        self._held_data.clear()
 
     def _report_failure(self, error: ssl.SSLError) -> None:
         self._on_failed(error.reason or _SOURCE_LINE.sub("", error.strerror or str(error)))

@@ -1,4 +1,4 @@
-"""Connections between the replicas of one group.
+"""Connects the replicas of one group.
 
 Every replica calls every other one twice: the *control* lane carries votes, heartbeats and acknowledgements, the
 *bulk* lane carries entries, so that a vote never waits behind megabytes. A connection carries messages in one
@@ -104,7 +104,7 @@ class _OpenConnection:
 
 
 class ListenRefused(Exception):
-    """The replication address is not available; ``error`` is the system's."""
+    """The system refuses the replication address. ``error`` is the system's error."""
 
     def __init__(self, address: Address, error: Exception) -> None:
         super().__init__(f"cannot listen on {format_address(address)}: {error}")
@@ -160,7 +160,7 @@ class Transport:
         self._outbound: dict[tuple[NodeId, Lane], _OpenConnection] = {}
         self._incarnations: dict[NodeId, str] = {}
         self._inbound: set[_Inbound] = set()
-        self._unidentified: dict[_Inbound, None] = {}
+        self._unidentified_callers: dict[_Inbound, None] = {}
         self.refusals: deque[str] = deque(maxlen=REFUSALS_KEPT)
         """Reasons of recent refusals, newest last."""
         self.failures: dict[NodeId, str] = {}
@@ -173,12 +173,12 @@ class Transport:
 
     @property
     def port(self) -> int:
-        """The port that this replica listens on."""
+        """Return the port that this replica listens on."""
         return self._listener.port
 
     @property
     def peers(self) -> frozenset[NodeId]:
-        """All called peers: members and guests."""
+        """Return all peers that this replica calls: members and guests."""
         members = {NodeId(node) for node in self._admission.addresses}
         return frozenset((members | self._guests.keys()) - {self._admission.identity.node_id})
 
@@ -354,16 +354,16 @@ class Transport:
         self, peer: NodeId, lane: Lane, sock: socket.socket | TlsSocket, keys: HandshakeKeys, version: int
     ) -> None:
         """Serve one open lane until it closes."""
-        closing = trio.Event()
+        close_event = trio.Event()
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
-        stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: closing.set())
+        stream = StreamSocket(self._reactor, sock, lambda data: len(data), lambda reason: close_event.set())
         link = self._outbound[peer, lane] = _OpenConnection(stream, keys.seal, keys.secret_id, version)
         ping = bytes(wire.with_version(wire.PING, version))
         self._log.info("peer_connected", peer=peer, lane=lane.label, version=version, tls=isinstance(sock, TlsSocket))
         try:
             while True:
                 with trio.move_on_after(seconds_to_step(PING_SECONDS, trio.current_time())):
-                    await closing.wait()
+                    await close_event.wait()
                     return
                 if not link.is_used:
                     self._after_sync.before_use(stream)
@@ -406,17 +406,17 @@ class Transport:
     def _accept(self, sock: socket.socket) -> None:
         configure_replication_socket(sock, SILENCE_SECONDS_MAX)
         _Inbound(self, sock)
-        if len(self._unidentified) > UNIDENTIFIED_MAX:
-            hosts = Counter(each.stream.peer[0] for each in self._unidentified)
+        if len(self._unidentified_callers) > UNIDENTIFIED_MAX:
+            hosts = Counter(each.stream.peer[0] for each in self._unidentified_callers)
             [(most, _)] = hosts.most_common(1)
-            oldest = next(each for each in self._unidentified if each.stream.peer[0] == most)
+            oldest = next(each for each in self._unidentified_callers if each.stream.peer[0] == most)
             oldest.stream.close("too many unidentified connections")
 
     async def _expire_silent_callers(self) -> None:
         while True:
             await sleep_to_step(HANDSHAKE_SECONDS_MAX / 2)
             now = trio.current_time()
-            for inbound in list(self._unidentified):
+            for inbound in list(self._unidentified_callers):
                 if now > inbound.accepted_at + HANDSHAKE_SECONDS_MAX:
                     inbound.stream.close("no handshake")
 
@@ -466,7 +466,7 @@ class _Inbound:
         self._sock = sock if tls is None else tls.accept(sock, self._on_tls_failed)
         self.stream = StreamSocket(transport._reactor, self._sock, self._on_data, self._on_closed)
         transport._inbound.add(self)
-        transport._unidentified[self] = None
+        transport._unidentified_callers[self] = None
 
     def _on_tls_failed(self, reason: str) -> None:
         host = self.stream.peer[0]
@@ -550,7 +550,7 @@ class _Inbound:
             self.source = NodeId(hello.source)
             self.secret_id = self._keys.secret_id
             self.incarnation = hello.incarnation
-            transport._unidentified.pop(self, None)
+            transport._unidentified_callers.pop(self, None)
             return
         self.stream.flush()
         self.stream.close("refused")
@@ -559,7 +559,7 @@ class _Inbound:
 
     def _on_closed(self, reason: str) -> None:
         self._transport._inbound.discard(self)
-        self._transport._unidentified.pop(self, None)
+        self._transport._unidentified_callers.pop(self, None)
 
 
 _DIAL_ERRORS = (

@@ -41,13 +41,13 @@ UNKNOWN_SOFTWARE: Final = Software()
 
 
 def common_version(ours: Software, theirs: Software) -> int | None:
-    """The newest common replication version, if there is one."""
+    """Return the newest replication version that both support; None without one."""
     newest = min(ours.newest, theirs.newest)
     return newest if newest >= max(ours.oldest, theirs.oldest) else None
 
 
 def why_apart(ours: Software, theirs: Software, node: str) -> str | None:
-    """The reason not to connect to ``node``, as text with the numbers of both; None to connect."""
+    """Return the reason not to connect to ``node``, as text with both versions; None to connect."""
     if (refusal := _why_implausible(theirs)) is not None:
         return refusal
     if common_version(ours, theirs) is None:

@@ -26,7 +26,7 @@ from raftlog.segment.group_commit import WriteOp
 
 _DURATIONS_MAX = 4096
 
-_Queued = tuple[WriteOp | None, bool]
+_QueuedOp = tuple[WriteOp | None, bool]
 """An operation, and whether it is plain, apart from its place in the log and in the queue."""
 
 
@@ -206,11 +206,11 @@ class PythonAppendQueue:
         self._calls = KernelCalls(done_fd) if calls is None else calls
         self._sync_bytes_max = sync_bytes_max
         self._lock = threading.Lock()  # of the next three
-        self._queue: deque[_Queued] = deque()
+        self._queue: deque[_QueuedOp] = deque()
         self._is_waiting = False  # the next operation must wake the writer
         self._is_stopped = False
         self._durations: list[float] = []
-        self._reporting = threading.Lock()  # of the next three
+        self._report_lock = threading.Lock()  # of the next three
         self._signal_from = 0
         self._frame: tuple[int, int, bytes] | None = None  # ticket, descriptor
         self._frame_sent = 0
@@ -248,7 +248,7 @@ class PythonAppendQueue:
 
     def report(self, ticket: int) -> None:
         """Publish the durable ticket, send its frame, and signal it if it is wanted, as `AppendQueue.report`."""
-        with self._reporting:
+        with self._report_lock:
             assert ticket > self.done_ticket, f"ticket {ticket} after {self.done_ticket}"
             self.done_ticket = ticket
             is_signalled = ticket >= self._signal_from
@@ -271,13 +271,13 @@ class PythonAppendQueue:
 
     def signal_from(self, ticket: int) -> int:
         """Signal reports only from ``ticket`` on, as `AppendQueue.signal_from`."""
-        with self._reporting:
+        with self._report_lock:
             self._signal_from = ticket
             return self.done_ticket
 
     def send_after(self, ticket: int, fd: int, frame: bytes) -> bool:
         """Keep ``frame`` until ``ticket`` is durable, then send it, as `AppendQueue.send_after`."""
-        with self._reporting:
+        with self._report_lock:
             assert self._frame is None, "a frame waits already"
             assert not self._frame_sent, "nobody has asked whether the last frame was sent"
             if self.done_ticket >= ticket:
@@ -287,7 +287,7 @@ class PythonAppendQueue:
 
     def take_back(self) -> int:
         """Drop the unsent frame; returns how many bytes were sent, as `AppendQueue.take_back`."""
-        with self._reporting:
+        with self._report_lock:
             self._frame = None
             nbytes, self._frame_sent = self._frame_sent, 0
             return nbytes

@@ -90,7 +90,7 @@ class Backup:
             raise BackupRefused(store.name, "the location contains no backup")
         self.manifest: BackupManifest = manifest
         self._objects = _objects(manifest)
-        self._checking = _Checksum(None)
+        self._checksum = _Checksum(None)
         self._whole: set[StoredObject] = set()
 
     def path(self, pos: int) -> str:
@@ -105,14 +105,14 @@ class Backup:
             data = self._store.read(self._name(start), length, offset)
         except NotStored as error:
             if not self._superseded(start):
-                raise self.missing(error) from error
+                raise self.missing_error(error) from error
             return self.read(pos, length)
         if object_ := self._objects.get(start):
-            if offset == 0 or self._checking.stored != object_:
-                self._checking = _Checksum(object_)
-            if (reason := self._checking.why_damaged(offset, data, length)) is not None:
+            if offset == 0 or self._checksum.object != object_:
+                self._checksum = _Checksum(object_)
+            if (reason := self._checksum.why_damaged(offset, data, length)) is not None:
                 raise BackupDamaged(self._store.path(object_.name), reason)
-            if self._checking.complete:
+            if self._checksum.complete:
                 self._whole.add(object_)
         return data.ljust(length, b"\0")
 
@@ -154,12 +154,12 @@ class Backup:
         try:
             data = self._read_all(name, manifest.snapshot_bytes + 1)
         except NotStored as error:
-            raise self.missing(error) from error
+            raise self.missing_error(error) from error
         if (len(data), zlib.crc32(data)) != (manifest.snapshot_bytes, manifest.snapshot_crc):
             raise BackupDamaged(self._store.path(name), "its length or checksum differs from the manifest")
         return data
 
-    def missing(self, error: NotStored) -> BackupDamaged | BackupRefused:
+    def missing_error(self, error: NotStored) -> BackupDamaged | BackupRefused:
         """The error for a missing object: it is damage, unless it was deleted after this backup was opened.
 
         Raises BackupDamaged, FormatTooNew, StorageFailed, StoreFailed: the manifest cannot be read again.
@@ -435,11 +435,11 @@ class BackupTarget:
     def _begin(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
         """The manifest to continue, or the manifest of an empty backup. Raises BackupRefused."""
         if self.manifest is None:
-            return self._first(source, conf, snapshot, now_ms)
+            return self._first_backup(source, conf, snapshot, now_ms)
         self._check_continued(source, self.manifest)
         return self.manifest
 
-    def _first(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
+    def _first_backup(self, source: RunningLog, conf: bytes, snapshot: Snapshot | None, now_ms: int) -> BackupManifest:
         state = source.state
         base = state.starts_at
         if state.commit_hint <= base.index:
@@ -503,25 +503,25 @@ class _Checksum:
     """The checksum of one object, read in ascending pieces that may overlap. Other pieces are ignored."""
 
     def __init__(self, object_: StoredObject | None) -> None:
-        self.stored = object_
+        self.object = object_
         self._nbytes = 0
         self._sha256 = hashlib.sha256()
 
     @property
     def complete(self) -> bool:
         """Whether all of the object was read, and is intact."""
-        return self.stored is not None and self._nbytes == self.stored.nbytes
+        return self.object is not None and self._nbytes == self.object.nbytes
 
     def why_damaged(self, offset: int, data: bytes, requested_bytes: int) -> str | None:
         """The reason that ``data``, read at ``offset`` for ``requested_bytes`` bytes, is damaged; None if it is not."""
-        assert self.stored is not None, "a checksum of nothing"
-        nbytes, end = self.stored.nbytes, offset + len(data)
+        assert self.object is not None, "a checksum of nothing"
+        nbytes, end = self.object.nbytes, offset + len(data)
         if (data and end > nbytes) or (len(data) < requested_bytes and end < nbytes):
             return f"it does not have the {nbytes:,} bytes that were written"
         if offset <= self._nbytes < end:
             self._sha256.update(memoryview(data)[self._nbytes - offset :])
             self._nbytes = end
-            if end == nbytes and self._sha256.hexdigest() != self.stored.sha256:
+            if end == nbytes and self._sha256.hexdigest() != self.object.sha256:
                 return "its content differs from what was written: the SHA-256 is different"
         return None
 

@@ -168,7 +168,7 @@ class ImmutableObjects:
         self._before = ObjectList(last_file=before.base, files=()) if objects is msgspec.UNSET else objects
         self.resume_after = before.next_file.ref
         self._store = store
-        self._verified = on_verify
+        self._on_verify = on_verify
         self._run = run
         self._now_ms = now_ms
         self._last_file = self._before.last_file
@@ -181,7 +181,7 @@ class ImmutableObjects:
         assert last < start, f"a file at {start} behind the one at {last}"
         nbytes, checksum = 0, hashlib.sha256()
 
-        def counted() -> Iterator[bytes]:
+        def count_bytes() -> Iterator[bytes]:
             nonlocal nbytes
             for piece in pieces:
                 nbytes += len(piece)
@@ -189,10 +189,10 @@ class ImmutableObjects:
                 yield piece
 
         name = f"{file_name(start)}.{self._run}"
-        was_compared = self._store.write(name, counted())
-        object_ = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._verified is not None)
-        if self._verified is not None and not was_compared:
-            check_stored(self._store, object_, self._verified)
+        was_compared = self._store.write(name, count_bytes())
+        object_ = StoredObject(start, name, nbytes, checksum.hexdigest(), verified=self._on_verify is not None)
+        if self._on_verify is not None and not was_compared:
+            check_stored(self._store, object_, self._on_verify)
         self._new.append(object_)
         self._last_file = Base(before.index, before.term, start, before.chain)
 
@@ -219,7 +219,7 @@ class ImmutableObjects:
         check_stored(
             self._store,
             StoredIndex(name, len(state.data), hashlib.sha256(state.data).hexdigest()),
-            self._verified or _ignore,
+            self._on_verify or _ignore,
         )
         self._states += (StoredState(state.index, name, len(state.data), zlib.crc32(state.data)),)
 
@@ -235,9 +235,9 @@ class ImmutableObjects:
         if snapshot is not None:
             name = f"{SNAPSHOT_NAME}/{snapshot.index:020d}.{self._run}"
             self._store.write(name, (snapshot.data,))
-            if self._verified is not None:
+            if self._on_verify is not None:
                 index_object = StoredIndex(name, len(snapshot.data), hashlib.sha256(snapshot.data).hexdigest())
-                check_stored(self._store, index_object, self._verified)
+                check_stored(self._store, index_object, self._on_verify)
         objects = ObjectList(
             last_file=self._last_file,
             files=(*(each for each in self._before.files if each.start < start), *self._new),
@@ -246,8 +246,8 @@ class ImmutableObjects:
             complete=is_complete if self._new else self._before.complete,
             states=self._states,
         )
-        if missing := objects.names - set(self._names()):
-            raise BackupDamaged(self._store.path(min(missing)), "the object is missing")
+        if absent := objects.names - set(self._names()):
+            raise BackupDamaged(self._store.path(min(absent)), "the object is missing")
         return msgspec.structs.replace(manifest, format=OBJECTS_FORMAT, objects=objects)
 
     def tidy(self, manifest: BackupManifest) -> None:

@@ -147,7 +147,7 @@ class _Format(msgspec.Struct):
     format: int
 
 
-class _Sealed(msgspec.Struct):
+class _Envelope(msgspec.Struct):
     """The content of the manifest's file; the CRC-32 covers ``backup`` in JSON."""
 
     crc32: int
@@ -163,7 +163,7 @@ def encode_backup_manifest(manifest: BackupManifest) -> bytes:
 def decode_backup_manifest(data: bytes, path: str = MANIFEST_NAME) -> BackupManifest:
     """Raises ValueError for anything but a result of `encode_backup_manifest`, FormatTooNew for a newer version."""
     try:
-        envelope = msgspec.json.decode(data, type=_Sealed)
+        envelope = msgspec.json.decode(data, type=_Envelope)
         inner = bytes(envelope.backup)
         if (crc := zlib.crc32(inner)) != envelope.crc32:
             raise ValueError(f"its checksum is {crc:#010x} instead of {envelope.crc32:#010x}")

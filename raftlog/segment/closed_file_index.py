@@ -1,4 +1,4 @@
-"""Indexes of closed files, stored next to them, so that opening a long log reads only its last file.
+"""Stores the index of each closed file next to it, so that opening a long log reads only its last file.
 
 A sidecar (``NNN.index``) is synced before it gets its name, and may be missing or outdated: it has a checksum, and it
 is valid only if the file's first entry continues the previous file, its last one is where the sidecar says, with that
@@ -38,7 +38,7 @@ _DECODER = msgspec.msgpack.Decoder(ClosedFileIndex)
 
 
 def encode_sidecar(sidecar: ClosedFileIndex) -> bytes:
-    """The content of a sidecar's file."""
+    """Return the content of a sidecar's file."""
     payload = msgspec.msgpack.encode(sidecar)
     return _MAGIC + zlib.crc32(payload).to_bytes(_CRC_BYTES, "big") + payload
 

@@ -88,12 +88,12 @@ class TailEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 def initial_chain(cluster_id: str) -> int:
-    """The chain before the first entry: logs of two clusters never connect."""
+    """Return the chain before the first entry. It differs between clusters, so that their logs do not connect."""
     return _crc32(cluster_id.encode())
 
 
 def place(end_pos: int, size: int, segment_bytes: int) -> int:
-    """The position of the next entry if the log ends at ``end_pos``.
+    """Return the position of the next entry if the log ends at ``end_pos``.
 
     An entry of ``size`` bytes (including the header) needs ``size + 8`` free bytes in its file, so that a blank always
     fits after it; otherwise the rest of the file becomes a blank and the entry begins the next file.
@@ -117,12 +117,12 @@ def frame(kind: int, index: LogIndex, term: Term, pos: int, body: bytes, chain: 
 
 
 def chain_after(header: bytes | memoryview, chain: int) -> int:
-    """The chain after an entry with this header, if ``chain`` is the one before it."""
+    """Return the chain after an entry with this header, if ``chain`` is the one before it."""
     return _crc32(header[40:44], _crc32(header[:36], chain))
 
 
 def blank(nbytes: int) -> bytes:
-    """The first eight bytes of a blank of ``nbytes`` bytes."""
+    """Return the first eight bytes of a blank of ``nbytes`` bytes."""
     assert nbytes >= BLANK_BYTES_MIN, f"blank of {nbytes} bytes, {BLANK_BYTES_MIN} are needed"
     return _BLANK.pack(BLANK, nbytes)
 

@@ -11,7 +11,7 @@ CATCH_UP_SECONDS: Final = 0.1
 
 
 class CopyRate:
-    """Sleeps so that at most ``bytes_per_second`` are copied; 0 for no limit.
+    """Limits copying to ``bytes_per_second`` by sleeping; 0 for no limit.
 
     After a pause, because the disk was slow or the process was stopped, it does not catch up.
     """
@@ -28,8 +28,8 @@ class CopyRate:
         self._sleep = sleep
         self._due_at = clock()
 
-    def copied(self, nbytes: int) -> None:
-        """Count `nbytes` more copied bytes; sleeps if that was too fast."""
+    def throttle(self, nbytes: int) -> None:
+        """Count `nbytes` more copied bytes, and sleep if they were copied too fast."""
         assert nbytes >= 0, f"{nbytes} bytes were copied"
         if not self._bytes_per_second:
             return

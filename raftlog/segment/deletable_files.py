@@ -27,7 +27,7 @@ class LocalTier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """The limits to which files are kept. Ratios are used fractions of the disk, 0 to 1.
+    """The limits up to which files are kept. Ratios are used fractions of the disk, 0 to 1.
 
     Attributes:
         age_ms_max: a file is deleted when its newest message is older, but only during the hour of the day ``hour``.
@@ -89,7 +89,7 @@ def droppable(
     policy: RetentionPolicy,
     now: Situation,
 ) -> Deletion | None:
-    """The file range to delete, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
+    """Return the files to delete, for `SegmentLog.drop_prefix`; None if nothing is to be deleted.
 
     Args:
         segments: from `SegmentLog.segments`.

@@ -70,7 +70,7 @@ _UNUSABLE: Final = frozenset(
 class OpenDirectory:
     """A locked directory in a consistent state; ``last`` is the log's last entry, or a placeholder for the base.
 
-    ``found`` describes its state before.
+    ``opening_state`` describes its state before.
     """
 
     disk: Disk
@@ -81,7 +81,7 @@ class OpenDirectory:
     index: SparseIndex
     last: EntryRef
     stopped_unclean: bool
-    found: str
+    opening_state: str
 
     def close(self) -> None:
         """Close all files and release the directory."""
@@ -160,7 +160,7 @@ def open_directory(
 
 
 def foreign_names(names: Iterable[str], segment_bytes: int) -> list[str]:
-    """The names in a directory that do not belong to a log, sorted."""
+    """Return the names in a directory that do not belong to a log, sorted."""
     return sorted(
         name for name in names if not OWN_NAMES.fullmatch(name) and segment_start(name, segment_bytes) is None
     )
@@ -290,8 +290,8 @@ def _write_again(files: SegmentFiles, state: MetaState) -> None:
 
     Everything below the stored durable position was synced. After it, a sync may be missing, or may have failed.
     """
-    if replacing := state.notes.get(REPLACING):
-        begin, end = map(int, replacing.split())
+    if note := state.notes.get(REPLACING):
+        begin, end = map(int, note.split())
         files.write_again(begin, end, needs_all=False)  # damage is still detected, and written again
     if (starts := files.starts) and not state.clean:
         files.write_again(state.durable_pos, starts[-1] + files.segment_bytes)

@@ -1,4 +1,4 @@
-"""The file operations of a log, as an interface, so that tests can simulate a disk.
+"""The file operations of a log as an interface, so that tests can simulate a disk.
 
 All of them raise `OSError` like the operating system.
 """
@@ -46,7 +46,7 @@ class Disk(Protocol):
         """
 
     def data_ranges(self, fd: int, offset: int, end: int) -> list[tuple[int, int]]:
-        """The parts of ``offset..end`` that may have nonzero bytes: half-open ranges in order.
+        """Return the parts of ``offset..end`` that may have nonzero bytes, as half-open ranges in order.
 
         May be too much; the full range is always right. Disables read-ahead for this descriptor, since cached pages do
         not count as a hole.
@@ -80,7 +80,7 @@ class Disk(Protocol):
         """Remove a name; open descriptors keep the content."""
 
     def listdir(self, path: str) -> list[str]:
-        """Names in a directory, in any order."""
+        """Return the names in a directory, in any order."""
 
     def mkdir(self, path: str) -> None:
         """Create a directory and its parents, durably; an existing one is fine."""
@@ -92,7 +92,7 @@ class Disk(Protocol):
         """Free and total bytes of the file system of ``path``, for unprivileged users."""
 
     def boot_id(self) -> str:
-        """An id that changes at a reboot, after which unsynced data may be lost."""
+        """Return an id that changes at a reboot, after which unsynced data may be lost."""
 
 
 class RealDisk:

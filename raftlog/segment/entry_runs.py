@@ -24,7 +24,7 @@ class EntryRun(NamedTuple):
     entries: list[EntryRef]
 
     def body(self, entry: EntryRef) -> bytes:
-        """The body of one of these entries."""
+        """Return the body of an entry of this run."""
         at = entry.pos - self.pos
         return self.data[at + HEADER_BYTES : at + entry.size]
 

@@ -26,7 +26,7 @@ class FrameCorrupt(SegmentError):
 
 
 class EntryTooNew(FrameCorrupt):
-    """An intact entry of an unsupported, newer format version."""
+    """An entry is intact and has a newer format version than this software supports."""
 
     def __init__(self, physical_offset: int, version: int, newest: int) -> None:
         super().__init__(physical_offset, "format version is too new", newest, version)
@@ -35,7 +35,7 @@ class EntryTooNew(FrameCorrupt):
 
 
 class FormatTooNew(SegmentError):
-    """An intact file of an unsupported, newer format version; nothing was changed.
+    """A file is intact and has a newer format version than this software supports. Nothing was changed.
 
     ``found`` is the version of the file, ``newest`` the highest supported one.
     """
@@ -92,7 +92,7 @@ class EntryUnusable(SegmentError):
 
 
 class StorageFailed(SegmentError):
-    """The disk refused an operation. The state of everything not acknowledged before is unknown; nothing is retried."""
+    """The disk refused an operation. The state of everything unacknowledged is unknown. Nothing is retried."""
 
     def __init__(self, path: str, errno: int, operation: str) -> None:
         super().__init__(f"{path}: {operation} failed with errno {errno} ({os.strerror(errno)})")

@@ -50,7 +50,7 @@ class Preallocation(enum.Enum):
 
 
 def segment_start(name: str, segment_bytes: int) -> int | None:
-    """The start of the segment with this name; None for any other name."""
+    """Return the start of the segment with this name; None for any other name."""
     return int(name) if _NAME.fullmatch(name) and int(name) % segment_bytes == 0 else None
 
 
@@ -112,7 +112,7 @@ class SegmentFiles:
         return os.path.join(self.directory, f"{start:020d}")
 
     def start_of(self, pos: int) -> int:
-        """The start of the file that contains ``pos``."""
+        """Return the start of the file that contains ``pos``."""
         return pos - pos % self.segment_bytes
 
     def pread(self, pos: int, length: int) -> bytes:
@@ -225,7 +225,7 @@ class SegmentFiles:
         return start in self._starts
 
     def use_file(self, start: int) -> Descriptor:
-        """The file at ``start``; its descriptor stays open for one ``with``. Raises `StorageFailed`."""
+        """Return the file at ``start``; its descriptor stays open for one ``with``. Raises `StorageFailed`."""
         try:
             return self._open.use(start, self.path)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Keeps the memory of large buffers in the process, for programs that use many of them one after the other.
+"""Makes the process keep the memory of freed large buffers, for programs that use many of them in turn.
 
 By default glibc gives a buffer of a megabyte back to the kernel when it is freed, and gets pages full of zeros for the
 next one: a fifth of the CPU of copying a log.

@@ -33,7 +33,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def pos(self) -> int:
-        """The end of the log after the cut."""
+        """Return the end of the log after the cut."""
         return self.steps[0]
 
 
@@ -98,7 +98,7 @@ class GroupCommit:
         self._markers_at = clock()
         # Opening wrote one slot; the other one follows.
         self._markers_stale = True
-        self._prepared = -1
+        self._prepared_start = -1
 
     def apply(self, ops: Sequence[WriteOp]) -> None:
         """Carry out operations in order; all of them are durable on return.
@@ -148,26 +148,26 @@ class GroupCommit:
 
     @property
     def end_pos(self) -> int:
-        """The position below which everything is written and durable, between two calls of `apply`."""
+        """Return the position below which everything is written and durable, between two calls of `apply`."""
         return self._end_pos
 
     @property
     def commit_hint(self) -> LogIndex:
-        """The highest index that an operation has reported as committed."""
+        """Return the highest index that an operation has reported as committed."""
         return self._commit_hint
 
     def append_limit(self) -> int:
         """The position up to which another writer may write entries after `end_pos` without any other work.
 
-        They must be synced before `note_written`, and no more than `LogLimits.sync_bytes_max` of them before all are.
+        They must be synced before `record_written`, and no more than `LogLimits.sync_bytes_max` of them before all are.
         """
         start = self._files.start_of(self._end_pos)
         if not self._files.exists(start):
             return self._end_pos
-        is_prepared = not self._prepare_ahead or self._prepared >= start
+        is_prepared = not self._prepare_ahead or self._prepared_start >= start
         return start + (self._segment_bytes if is_prepared else self._segment_bytes // 2)
 
-    def note_written(self, end_pos: int, last_index: LogIndex, chain: int, commit_hint: LogIndex) -> None:
+    def record_written(self, end_pos: int, last_index: LogIndex, chain: int, commit_hint: LogIndex) -> None:
         """Note that another writer wrote entries, durably, to ``end_pos``, the last with ``last_index`` and ``chain``.
 
         ``commit_hint`` is the highest index known to be committed.
@@ -239,8 +239,8 @@ class GroupCommit:
         self._durable_index = self._last_index
         self._durable_chain = self._chain
         self._markers_stale = True
-        if self._prepare_ahead and self._prepared < start and self._end_pos - start > self._segment_bytes // 2:
-            self._prepared = start
+        if self._prepare_ahead and self._prepared_start < start and self._end_pos - start > self._segment_bytes // 2:
+            self._prepared_start = start
             self._files.prepare(start + self._segment_bytes)
 
     def _cut(self, cut: Cut) -> None:
@@ -266,7 +266,7 @@ class GroupCommit:
             if number == 0 or limit - cut.steps[number - 1] > self._sync_bytes_max:
                 self._files.zero(step, limit)
                 limit = step
-        self._prepared = -1
+        self._prepared_start = -1
 
     def _write_meta(self, state: MetaState, *, clean: bool = False, cut_end: int = 0) -> None:
         assert self._durable_pos <= self._end_pos, f"durable {self._durable_pos}, end {self._end_pos}"

@@ -91,8 +91,8 @@ class SparseIndex:
                 self._positions.append(pos)
             self._set_next_anchor(pos)
 
-    def note_config(self, index: LogIndex, body: bytes) -> None:
-        """Note that the entry at ``index``, just added, is a configuration."""
+    def add_config(self, index: LogIndex, body: bytes) -> None:
+        """Add the entry at ``index``, which was just appended, as a configuration."""
         self.configs.append((index, body))
 
     def truncate(self, from_index: LogIndex) -> None:
@@ -118,7 +118,7 @@ class SparseIndex:
             del self._indexes[:keep]
             del self._positions[:keep]
             runs = self.term_runs
-            keep = bisect_right(runs, first_index, key=_first) - 1
+            keep = bisect_right(runs, first_index, key=_first_index) - 1
             if keep >= 0:
                 runs[: keep + 1] = [(first_index, runs[keep][1])]
         self.configs = [config for config in self.configs if config[0] >= first_index]
@@ -145,14 +145,14 @@ class SparseIndex:
         """The index of the entries ``first_index`` up to ``end_index`` (exclusive), at least one."""
         begin, end = bisect_left(self._indexes, first_index), bisect_left(self._indexes, end_index)
         runs = self.term_runs
-        run = bisect_right(runs, first_index, key=_first) - 1
+        run = bisect_right(runs, first_index, key=_first_index) - 1
         assert begin < end, f"no anchor in the entries {first_index} to {end_index - 1}"
         assert run >= 0, f"no term of entry {first_index}"
         return IndexPart(
             first_index,
             list(self._indexes[begin:end]),
             self._positions[begin:end].tolist(),
-            [(first_index, runs[run][1]), *runs[run + 1 : bisect_left(runs, end_index, key=_first)]],
+            [(first_index, runs[run][1]), *runs[run + 1 : bisect_left(runs, end_index, key=_first_index)]],
             [config for config in self.configs if first_index <= config[0] < end_index],
         )
 
@@ -208,7 +208,7 @@ class SparseIndex:
 
     def term_at(self, index: LogIndex) -> Term:
         """Term of an existing entry; 0 for an index before the first one."""
-        at = bisect_right(self.term_runs, index, key=_first) - 1
+        at = bisect_right(self.term_runs, index, key=_first_index) - 1
         return self.term_runs[at][1] if at >= 0 else NO_TERM
 
     def _set_next_anchor(self, pos: int) -> None:
@@ -219,5 +219,5 @@ def _index_of(config: tuple[LogIndex, bytes]) -> LogIndex:
     return config[0]
 
 
-def _first(run: tuple[LogIndex, Term]) -> LogIndex:
+def _first_index(run: tuple[LogIndex, Term]) -> LogIndex:
     return run[0]

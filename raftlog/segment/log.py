@@ -77,19 +77,19 @@ class SegmentLog(LogReads):
         self.store_id = directory.meta_state.store_id
         self.stopped_unclean = directory.stopped_unclean
         self.scrubs = self.scrubbed_bytes = 0
-        self._opened = directory
+        self._directory = directory
         self._files = directory.files
         self._index = directory.index
         self._segment_bytes = directory.files.segment_bytes
         self._writer = writer
         self._tail = Tail(self.last_index + 1, tail_bytes_max)
         self.entry = self._tail.entry
-        self._verified = VerifiedReads(self._files, self._index, self._tail, self.end_pos, lambda: self._durable_pos)
-        self._pieces = PieceReader(self._verified, self._segment_bytes, self._tail, self._files.limits)
-        self._pending: list[TailEntry] = []
+        self._reads = VerifiedReads(self._files, self._index, self._tail, self.end_pos, lambda: self._durable_pos)
+        self._pieces = PieceReader(self._reads, self._segment_bytes, self._tail, self._files.limits)
+        self._pending_entries: list[TailEntry] = []
         self._pending_bytes = 0
         self._cut: Cut | None = None
-        self._submitted: deque[tuple[int, int, LogIndex]] = deque()
+        self._submissions: deque[tuple[int, int, LogIndex]] = deque()
         self._oldest_seen = (0, 0.0)
         self._submitted_end = self._durable_pos = self.end_pos
         self._file_end = self._end_of_file(self.end_pos)
@@ -150,12 +150,12 @@ class SegmentLog(LogReads):
 
     @property
     def limits(self) -> LogLimits:
-        """The limits that the log was opened with."""
+        """Return the limits that the log was opened with."""
         return self._files.limits
 
     @property
     def term_runs(self) -> list[tuple[LogIndex, Term]]:
-        """Runs of entries of one term, (first index, term), both ascending; a copy."""
+        """Return a copy of the runs of entries of one term, (first index, term), both ascending."""
         return list(self._index.term_runs)
 
     @property
@@ -182,39 +182,39 @@ class SegmentLog(LogReads):
 
     @property
     def beginning(self) -> Base:
-        """The base, with the chain there."""
+        """Return the base of the log, with the chain there."""
         return self._base
 
     @property
     def commit_hint(self) -> LogIndex:
-        """The highest index that a `submit` has reported as committed."""
+        """Return the highest index that a `submit` has reported as committed."""
         return self._commit_hint
 
     @property
     def last_ticket(self) -> int:
-        """The ticket of the last `submit`; 0 before the first."""
+        """Return the ticket of the last `submit`; 0 before the first."""
         return self._last_ticket
 
     @property
-    def found(self) -> str:
-        """A description of the state in which opening found the log."""
-        return self._opened.found
+    def opening_state(self) -> str:
+        """Describe the state in which the log was when it was opened."""
+        return self._directory.opening_state
 
     @property
     def files(self) -> SegmentFiles:
-        """The underlying files, for verification; read only."""
+        """Return the underlying files, for verification; read only."""
         return self._files
 
     @property
     def durable_pos(self) -> int:
-        """The end of the last entry whose ticket is done: everything below is durable."""
-        self._note_durable()
+        """Return the end of the last entry whose ticket is done. Everything below is durable."""
+        self._update_durable()
         return self._durable_pos
 
     @property
     def durable_index(self) -> LogIndex:
-        """The last entry whose ticket is done."""
-        self._note_durable()
+        """Return the index of the last entry whose ticket is done."""
+        self._update_durable()
         return self._durable_index
 
     def oldest_unsynced_age(self, now: float) -> float:
@@ -223,10 +223,10 @@ class SegmentLog(LogReads):
         It counts from the first call that saw it, so no clock is needed here and ``now`` may come from any: call it a
         few times within the relevant age.
         """
-        self._note_durable()
-        if not self._submitted:
+        self._update_durable()
+        if not self._submissions:
             return 0.0
-        if self._oldest_seen[0] != (oldest := self._submitted[0][0]):
+        if self._oldest_seen[0] != (oldest := self._submissions[0][0]):
             self._oldest_seen = (oldest, now)
         return max(0.0, now - self._oldest_seen[1])
 
@@ -288,7 +288,7 @@ class SegmentLog(LogReads):
         assert from_index > self._commit_hint, f"cut at {from_index}, committed is {self._commit_hint}"
         if from_index > self.last_index:
             return
-        self._note_durable()
+        self._update_durable()
         last = self._last_before(from_index - 1)
         end = last.pos + last.size
         if end < self._submitted_end:
@@ -302,15 +302,15 @@ class SegmentLog(LogReads):
             # A write in flight counts only for the rest of it.
             self._durable_pos = min(self._durable_pos, end)
             self._durable_index = min(self._durable_index, last.index)
-            self._submitted = deque(
-                (ticket, min(pos, end), min(index, last.index)) for ticket, pos, index in self._submitted
+            self._submissions = deque(
+                (ticket, min(pos, end), min(index, last.index)) for ticket, pos, index in self._submissions
             )
-        while self._pending and self._pending[-1].index >= from_index:
-            self._pending_bytes -= self._pending.pop().size
+        while self._pending_entries and self._pending_entries[-1].index >= from_index:
+            self._pending_bytes -= self._pending_entries.pop().size
         self._tail.truncate(from_index)
         self._pieces.forget()
         self._index.truncate(from_index)
-        self._verified.cut(end)
+        self._reads.cut(end)
         self.last_index, self.last_term, self.end_pos, self.chain = last.index, last.term, end, last.chain
         self._file_end = min(self._file_end, self._end_of_file(end))
 
@@ -412,13 +412,13 @@ class SegmentLog(LogReads):
             self.meta = msgspec.structs.replace(self.meta, term=term, voted_for=voted_for)
         if commit_hint is not None and commit_hint > self._commit_hint:
             self._commit_hint = commit_hint
-        entries, nbytes, cut = self._pending, self._pending_bytes, self._cut
+        entries, nbytes, cut = self._pending_entries, self._pending_bytes, self._cut
         # A new list even for an empty one: the writer's thread may read it later than the next append.
-        self._pending, self._pending_bytes = [], 0
+        self._pending_entries, self._pending_bytes = [], 0
         if entries:
             self._submitted_end, self._submitted_index = self.end_pos, self.last_index
         self._cut = None
-        self._submitted.append((ticket, self._submitted_end, self._submitted_index))
+        self._submissions.append((ticket, self._submitted_end, self._submitted_index))
         sidecars = self._closed_files() if self.end_pos >= self._file_end else ()
         notes = None
         if self._notes_changed:
@@ -432,7 +432,7 @@ class SegmentLog(LogReads):
 
     @property
     def writer(self) -> LogWriter:
-        """The writer that makes submitted operations durable, in order."""
+        """Return the writer that makes submitted operations durable, in order."""
         return self._writer
 
     def close(self, clean: bool = True) -> None:
@@ -446,11 +446,11 @@ class SegmentLog(LogReads):
         try:
             self._writer.close(clean=clean)
         finally:
-            self._opened.close()
+            self._directory.close()
 
     def check_invariants(self) -> None:
         """Assert that the bookkeeping is consistent; slow, for tests."""
-        self._note_durable()
+        self._update_durable()
         assert self._durable_pos <= self._submitted_end <= self.end_pos, (
             f"durable {self._durable_pos}, submitted {self._submitted_end}, end {self.end_pos}"
         )
@@ -465,7 +465,7 @@ class SegmentLog(LogReads):
         assert not tail.entries or tail.first <= self._durable_index + 1, (
             f"entries from {tail.first} in memory, durable is {self._durable_index}"
         )
-        assert self._pending_bytes == sum(entry.size for entry in self._pending), (
+        assert self._pending_bytes == sum(entry.size for entry in self._pending_entries), (
             f"pending is not {self._pending_bytes} bytes"
         )
         runs = self.term_runs
@@ -494,18 +494,18 @@ class SegmentLog(LogReads):
         assert entry.term >= self.last_term, f"entry of term {entry.term} behind {self.last_term}"
         self._index.append(entry.index, entry.term, entry.pos)
         if entry.kind == CONFIG:
-            self._index.note_config(entry.index, entry.body)
+            self._index.add_config(entry.index, entry.body)
         self._tail.push(entry)
-        self._pending.append(entry)
+        self._pending_entries.append(entry)
         self._pending_bytes += entry.size
         self.last_index = entry.index
         self.last_term = entry.term
         self.end_pos = entry.pos + entry.size
         self.chain = entry.chain
 
-    def _note_durable(self) -> None:
+    def _update_durable(self) -> None:
         """Process finished tickets. The writer's thread only sets a number."""
         ticket = self._writer.done_ticket
-        writes = self._submitted
+        writes = self._submissions
         while writes and writes[0][0] <= ticket:
             _, self._durable_pos, self._durable_index = writes.popleft()

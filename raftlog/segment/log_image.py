@@ -54,7 +54,7 @@ class LogImage:
         self._before = self.last
         """The last entry before the file that is written now."""
         self._start = base.pos
-        self._unsynced = 0
+        self._unsynced_bytes = 0
         self._syncer = ThreadPoolExecutor(1, "log-image-sync")
         self._syncs: deque[Future[None]] = deque()
 
@@ -66,14 +66,14 @@ class LogImage:
         if not run.data:
             return
         self._files.write(run.pos, [run.data])
-        self._unsynced += len(run.data)
+        self._unsynced_bytes += len(run.data)
         for entry in run.entries:
             self._index.append(entry.index, entry.term, entry.pos)
             if entry.kind == CONFIG:
-                self._index.note_config(entry.index, run.body(entry))
+                self._index.add_config(entry.index, run.body(entry))
         if run.entries:
             self.last = run.entries[-1]
-        if self._unsynced >= SYNC_EVERY_BYTES:
+        if self._unsynced_bytes >= SYNC_EVERY_BYTES:
             self._begin_sync(UNSYNCED_STEPS_MAX)
 
     def add_snapshot(self, data: bytes) -> None:
@@ -120,8 +120,8 @@ class LogImage:
 
     def _begin_sync(self, unfinished_max: int) -> None:
         """Sync the current file on the other thread, and wait until at most this number of syncs is unfinished."""
-        if self._unsynced:
+        if self._unsynced_bytes:
             self._syncs.append(self._syncer.submit(self._files.sync, self._start))
-            self._unsynced = 0
+            self._unsynced_bytes = 0
         while len(self._syncs) > unfinished_max:
             self._syncs.popleft().result()

@@ -38,7 +38,7 @@ class LogReads:
     _index: SparseIndex
     _tail: Tail
     _pieces: PieceReader
-    _verified: VerifiedReads
+    _reads: VerifiedReads
 
     @property
     def memory_pos(self) -> int:
@@ -59,7 +59,7 @@ class LogReads:
         try:
             return find_entry(self._files, *self._index.anchor(index), index)
         except StorageCorrupt as damage:
-            self._verified.on_damage(damage)
+            self._reads.on_damage(damage)
             raise
 
     def entry_at(self, pos: int) -> EntryRef | None:
@@ -78,7 +78,7 @@ class LogReads:
             try:
                 ref = find_entry_at(self._files, index, anchor_pos, last, pos)
             except StorageCorrupt as damage:
-                self._verified.on_damage(damage)
+                self._reads.on_damage(damage)
                 raise
         return ref if ref.pos <= pos < ref.pos + ref.size else None
 
@@ -87,7 +87,7 @@ class LogReads:
         return self._index.anchors_behind(pos, end)
 
     def chain_at(self, index: LogIndex) -> int:
-        """The chain after entry ``index``; the base has one, too.
+        """Return the chain after entry ``index``, or at the base.
 
         Raises:
             EntryGone: the entry is below the base.
@@ -176,10 +176,10 @@ class LogReads:
         assert pos <= end <= self.end_pos, f"read of {pos}..{end}, the log ends at {self.end_pos}"
         tail_pos = self._tail.pos
         if tail_pos is None or end <= tail_pos:
-            return self._verified.read(pos, end, trusts_page_cache=trusts_page_cache)
+            return self._reads.read(pos, end, trusts_page_cache=trusts_page_cache)
         if pos >= tail_pos:
             return self._tail.read(pos, end)
-        return read_across(self._verified.read, self._tail, self._end_before_tail(), pos, end)
+        return read_across(self._reads.read, self._tail, self._end_before_tail(), pos, end)
 
     def pread_each(self, pieces: Sequence[Piece]) -> Sequence[Buffer]:
         """Read ascending pieces, each (position, length) in one entry, like `pread` with trust in the page cache."""
@@ -195,29 +195,29 @@ class LogReads:
             StorageCorrupt: an entry is damaged.
             StorageFailed: a disk error.
         """
-        return self._verified.read(pos, pos + length, keeps=False)
+        return self._reads.read(pos, pos + length, keeps=False)
 
     def read_runs(self, pos: int, length: int) -> Iterator[VerifiedRun]:
         """Bytes below `durable_pos` as runs of complete verified entries, see `VerifiedReads.runs`. For any thread.
 
         Raises the errors of `read_range`, also during iteration.
         """
-        return self._verified.runs(pos, pos + length)
+        return self._reads.runs(pos, pos + length)
 
     def load(self, pos: int, length: int) -> None:
         """Verify bytes below `durable_pos` and load them into memory, so that `pread` does not wait. For any thread.
 
         Raises the errors of `read_range`.
         """
-        self._verified.load(pos, pos + length)
+        self._reads.load(pos, pos + length)
 
     def has(self, pos: int, length: int) -> bool:
         """Whether `pread` with trust in the page cache returns these bytes without waiting for the disk."""
-        return self._verified.has(pos, pos + length)
+        return self._reads.has(pos, pos + length)
 
     def has_verified(self, pos: int, length: int) -> bool:
         """Whether `pread` can return these bytes from verified ones in memory, without the disk."""
-        return self._verified.has_verified(pos, pos + length)
+        return self._reads.has_verified(pos, pos + length)
 
     @property
     def begin_pos(self) -> int:
@@ -227,25 +227,25 @@ class LogReads:
     @property
     def trusted_pos(self) -> int:
         """The position from which `pread` may trust the page cache; rises when that has evicted a block."""
-        return self._verified.trusted_pos
+        return self._reads.trusted_pos
 
     @property
     def kept_bytes(self) -> int:
         """Verified bytes of files in memory, without the newest entries."""
-        return self._verified.kept_bytes
+        return self._reads.kept_bytes
 
     @property
     def loaded_bytes(self) -> int:
-        """Bytes read from files and verified since the log was opened."""
-        return self._verified.loaded_bytes
+        """Return the bytes read from files and verified since the log was opened."""
+        return self._reads.loaded_bytes
 
-    def tell_damage(self, on_damage: OnDamage) -> None:
+    def set_damage_handler(self, on_damage: OnDamage) -> None:
         """Call ``on_damage`` whenever a read finds a damaged entry, on the reader's thread."""
-        self._verified.on_damage = on_damage
+        self._reads.on_damage = on_damage
 
     def damage_found(self, damage: StorageCorrupt) -> None:
-        """Call the `tell_damage` callback: a reader of `stored_reader` found a damaged entry."""
-        self._verified.on_damage(damage)
+        """Call the `set_damage_handler` callback: a reader of `stored_reader` found a damaged entry."""
+        self._reads.on_damage(damage)
 
     def _last_before(self, index: LogIndex) -> EntryRef:
         return self.locate(index) if index > self.base[0] else self._base.ref

@@ -83,7 +83,7 @@ class MetaState(msgspec.Struct, frozen=True):
 
     @property
     def starts_at(self) -> Base:
-        """The base at which the log begins."""
+        """Return the base at which the log begins."""
         return self.base or Base(NO_INDEX, NO_TERM, 0, initial_chain(self.cluster_id))
 
 

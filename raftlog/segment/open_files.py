@@ -37,7 +37,7 @@ class Descriptor:
 
 
 class OpenFiles:
-    """Descriptors by the start of their file, for any thread.
+    """Keeps descriptors open by the start of their file, for any thread.
 
     At most `DESCRIPTORS_MAX` recently used ones are open, plus those in use.
     """

@@ -1,4 +1,4 @@
-"""Reads objects as wholes, one behind the other, with several requests at a time.
+"""Reads whole objects one after the other, with several requests at a time.
 
 A store answers one request after the other with a fraction of what it can send: each waits for the one before it to
 come, and to be used.
@@ -29,16 +29,16 @@ class RangesAhead:
     def __init__(self, fetch: Fetch, objects: Sequence[tuple[str, int]], range_bytes: int = RANGE_BYTES) -> None:
         self.names = frozenset(name for name, _ in objects)
         self._fetch = fetch
-        self._remaining = _ranges(objects, range_bytes)
-        self._pending: deque[tuple[str, int, int, Future[bytes]]] = deque()
+        self._ranges = _ranges(objects, range_bytes)
+        self._requests: deque[tuple[str, int, int, Future[bytes]]] = deque()
         self._pool = ThreadPoolExecutor(RANGES_AT_ONCE, "ranges-ahead")
 
     def take(self, name: str, offset: int) -> tuple[bytes, bool] | None:
         """The next range, and whether the object ends with it; None if the next one is another. Raises as the fetch."""
         self._request()
-        if not self._pending or self._pending[0][:2] != (name, offset):
+        if not self._requests or self._requests[0][:2] != (name, offset):
             return None
-        _, _, length, future = self._pending.popleft()
+        _, _, length, future = self._requests.popleft()
         self._request()
         data = future.result()
         return data, len(data) < length
@@ -48,9 +48,9 @@ class RangesAhead:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _request(self) -> None:
-        while len(self._pending) < RANGES_AT_ONCE and (following := next(self._remaining, None)) is not None:
-            name, offset, length = following
-            self._pending.append((name, offset, length, self._pool.submit(self._fetch, name, length, offset)))
+        while len(self._requests) < RANGES_AT_ONCE and (next_range := next(self._ranges, None)) is not None:
+            name, offset, length = next_range
+            self._requests.append((name, offset, length, self._pool.submit(self._fetch, name, length, offset)))
 
 
 def _ranges(objects: Sequence[tuple[str, int]], range_bytes: int) -> Iterator[tuple[str, int, int]]:

@@ -121,7 +121,7 @@ class DamagedRange:
 
     @property
     def pos(self) -> int:
-        """The end of the last good entry."""
+        """Return the end of the last good entry."""
         return self.before.pos + self.before.size
 
 
@@ -164,7 +164,7 @@ def decide(evidence: Evidence) -> Decision:
 
 
 def in_words(decision: Decision, evidence: Evidence) -> str:
-    """The result of `decide` as text."""
+    """Describe the result of `decide` as text."""
     good = f"entries are good up to index {evidence.last_index}, which ends at {evidence.end_pos}"
     match decision:
         case Keep():
@@ -223,12 +223,12 @@ def scan_file(
                 return last, StopReason(pos, reason)
             index.append(last.index, last.term, pos)
             if last.kind == CONFIG:
-                index.note_config(last.index, bytes(window[at + HEADER_BYTES : at + last.size]))
+                index.add_config(last.index, bytes(window[at + HEADER_BYTES : at + last.size]))
             pos += last.size
 
 
 def end_of_data(read: Read, pos: int, end: int) -> int:
-    """The end of the last nonzero byte in ``pos..end``; ``pos`` if there is none."""
+    """Return the end of the last nonzero byte in ``pos..end``; ``pos`` if there is none."""
     data_end = pos
     for block_pos, block in _blocks(read, pos, end):
         data_end = block_pos + len(block.rstrip(b"\0"))

@@ -61,7 +61,7 @@ class RepairedRange:
 
 
 class Repair:
-    """The repair of a damaged log. Use it until `done`, then call `finish`, and open the log again.
+    """Repairs a damaged log. Use it until `done`, then call `finish`, and open the log again.
 
     Attributes:
         peers: will be asked. The log is cut when all of them have refused, so name every other member; without any
@@ -78,7 +78,7 @@ class Repair:
             MetaCorrupt, StorageFailed: it changed since ``damage`` was raised, or a disk error.
         """
         self.directory = damage.directory
-        self.replaced: list[RepairedRange] = []
+        self.replaced_ranges: list[RepairedRange] = []
         self.cut_at: int | None = None
         self._disk = disk
         self._limits = limits
@@ -113,7 +113,7 @@ class Repair:
 
     @property
     def meta(self) -> MetaState:
-        """The content of the vote file."""
+        """Return the content of the vote file."""
         return self._state
 
     @property
@@ -122,8 +122,8 @@ class Repair:
         return not self._ranges
 
     @property
-    def missing(self) -> list[tuple[int, int]]:
-        """The incomplete ranges, as first position and end."""
+    def missing_ranges(self) -> list[tuple[int, int]]:
+        """Return the incomplete ranges, as first position and end."""
         return [(damage.pos, damage.end) for damage in self._ranges]
 
     def next_request(self) -> tuple[int, int] | None:
@@ -147,7 +147,7 @@ class Repair:
         """
         if self.done:
             return True
-        if source in self._conflicting:
+        if source in self._conflicting_peers:
             return False
         if self._partial_entry and source != self._holder:
             # An entry comes from one source, so that a bad one can be attributed.
@@ -168,7 +168,7 @@ class Repair:
         return True
 
     def on_refusal(self, pos: int, source: str, *, damaged: bool = False) -> None:
-        """Note that ``source`` has no bytes at ``pos``, or only damaged ones. Raises `StorageFailed`."""
+        """Record that ``source`` has no bytes at ``pos``, or only damaged ones. Raises `StorageFailed`."""
         if not self.done and pos == self._at + len(self._partial_entry):
             self._partial_entry = b""
             self._damaged_too.discard(source)
@@ -223,7 +223,7 @@ class Repair:
 
     def finish(self) -> None:
         """Make the repair durable and release the directory. Raises `StorageFailed`."""
-        assert self.done, f"{self.directory}: {self.missing} are still damaged"
+        assert self.done, f"{self.directory}: {self.missing_ranges} are still damaged"
         notes = {key: value for key, value in self._state.notes.items() if key not in (DAMAGED, REPLACING)}
         if self._unreadable:
             notes[DAMAGED] = b"%d" % min(self._unreadable)
@@ -236,7 +236,7 @@ class Repair:
         self._undo.close()
 
     def _begin_range(self) -> None:
-        self._conflicting: set[str] = set()
+        self._conflicting_peers: set[str] = set()
         while self._ranges:
             damage = self._ranges[0]
             self._behind = damage.behind
@@ -340,28 +340,28 @@ class Repair:
         error = FrameCorrupt(
             self._at, "checksum chain does not reach the next intact entry", self._behind.chain, self._last.chain
         )
-        self._conflicting.add(self._holder)
+        self._conflicting_peers.add(self._holder)
         self._rewind()
         return error
 
     def _forget_refusals(self) -> None:
-        self._refusing: set[str] = set()
+        self._refusing_peers: set[str] = set()
         self._damaged_too: set[str] = set()
 
     def _refuse(self, source: str) -> None:
-        self._refusing.add(source)
-        if not self.peers or not self.peers <= self._refusing | self._conflicting:
+        self._refusing_peers.add(source)
+        if not self.peers or not self.peers <= self._refusing_peers | self._conflicting_peers:
             return
         if self._behind is not None and self._damaged_too:
             return
-        if self._behind is None or not self._conflicting:
+        if self._behind is None or not self._conflicting_peers:
             self._cut()
             return
         # Peers have entries that continue ours, but do not lead to the one after the damage: that one cannot be
         # trusted.
         self._behind = None
         self._ranges = [DamagedRange(self._ranges[0].before, None, max(self._ranges[-1].end, self._data_end()))]
-        self._conflicting.clear()
+        self._conflicting_peers.clear()
         self._rewind()
 
     def _cut(self) -> None:
@@ -381,7 +381,7 @@ class Repair:
             clean=False,
             cut_end=zeroed_end,
         )
-        self._replacing(end, data_end)
+        self._record_replaced(end, data_end)
         self._files.drop_behind(start)
         if start in self._files.starts:
             self._files.restore_length(start)
@@ -403,7 +403,7 @@ class Repair:
         begin = pos = self._ranges[0].pos
         assert begin <= end, f"bytes up to {end} for the damage at {begin}"
         if begin < end:
-            self._replacing(begin, end)
+            self._record_replaced(begin, end)
             # If a sync fails, the next opening reads these bytes all the same, and must know to write them again.
             self._write_meta(notes={**self._state.notes, REPLACING: b"%d %d" % (begin, end)})
         while pos < end:
@@ -418,7 +418,7 @@ class Repair:
                 pos += nbytes
             self._files.sync(start)
 
-    def _replacing(self, begin: int, end: int) -> None:
+    def _record_replaced(self, begin: int, end: int) -> None:
         assert begin <= end, f"{begin}..{end} is replaced"
         crc, nbytes, pos = 0, end - begin, begin
         present = set(self._files.starts)
@@ -427,7 +427,7 @@ class Repair:
             if self._files.start_of(pos) in present:
                 crc = zlib.crc32(self._files.pread_padded(pos, piece), crc)
             pos += piece
-        self.replaced.append(RepairedRange(begin, nbytes, crc))
+        self.replaced_ranges.append(RepairedRange(begin, nbytes, crc))
 
     def _data_end(self) -> int:
         return end_of_all(self._files.pread_padded, 0, self._files.starts, self._segment_bytes)

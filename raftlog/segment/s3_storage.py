@@ -1,4 +1,4 @@
-"""A backup in a bucket of Amazon S3, or of compatible object storage.
+"""Stores a backup in a bucket of Amazon S3, or of compatible object storage.
 
 boto3 does the work: it finds credentials in the usual places, signs, and retries. It is imported when a bucket is used,
 since it is an optional dependency.
@@ -88,11 +88,11 @@ class S3Store:
         """
         self.name = f"{SCHEME}{bucket}/{prefix}".rstrip("/")
         self._open_client = open_client
-        self._connected = open_client(False)
+        self._current_client = open_client(False)
         self._opened_at = monotonic()
         self._is_refused = False
         """The credentials were: perhaps there are new ones by now."""
-        self._opening = threading.Lock()
+        self._client_lock = threading.Lock()
         self._bucket = bucket
         self._prefix = prefix
         self._etag: str | None = None
@@ -112,7 +112,7 @@ class S3Store:
         return S3Store(open_client, self._bucket, f"{self._prefix}{folder}/")
 
     def path(self, name: str) -> str:
-        """The URL of the storage."""
+        """Return the URL of an object."""
         return f"{self.name}/{name}"
 
     def begin_writing(self) -> None:
@@ -145,12 +145,12 @@ class S3Store:
         if block_name != name or not start <= offset <= start + len(block):
             start, block, is_end = offset, b"", False
         while not is_end and offset + length > start + len(block):
-            more, is_end = self._following(name, start + len(block), length)
+            more, is_end = self._read_more(name, start + len(block), length)
             start, block = offset, block[offset - start :] + more
         self._block = (name, start, block, is_end)
         return block[offset - start : offset - start + length]
 
-    def _following(self, name: str, offset: int, length: int) -> tuple[bytes, bool]:
+    def _read_more(self, name: str, offset: int, length: int) -> tuple[bytes, bool]:
         """Read ``length`` bytes or more of an object; also returns whether the object ends there."""
         if self._ahead is not None:
             if (ahead := self._ahead.take(name, offset)) is not None:
@@ -286,13 +286,13 @@ class S3Store:
             self._client.delete_object(Bucket=self._bucket, Key=self._prefix + name)
 
     def free_bytes(self) -> int | None:
-        """The free bytes, unknown for a bucket."""
+        """Return None: the free bytes of a bucket are unknown."""
         return None
 
     def close(self) -> None:
         """Close its connections."""
         self._read_nothing_ahead()
-        self._connected.close()
+        self._current_client.close()
 
     def read_range(self, name: str, length: int, offset: int) -> bytes:
         """Read exactly these bytes with one request; fewer only at the end. Any thread may call this at any time."""
@@ -325,11 +325,11 @@ class S3Store:
     @property
     def _client(self) -> Any:
         """The client; a new one after the credentials were refused, since renewed ones are in a file."""
-        with self._opening:
+        with self._client_lock:
             if self._is_refused and monotonic() >= self._opened_at + RENEW_SECONDS:
-                self._connected = self._open_client(False)
+                self._current_client = self._open_client(False)
                 self._opened_at, self._is_refused = monotonic(), False
-            return self._connected
+            return self._current_client
 
     def _failures(self, path: str, operation: str) -> _Failures:
         return _Failures(path, operation, self._on_refusal)
@@ -344,14 +344,14 @@ def has_secret(url: str) -> bool:
 
 
 def why_no_bucket(url: str) -> str | None:
-    """The reason that `open_s3` refuses a URL; None if it accepts it."""
+    """Return the reason that `open_s3` refuses a URL; None if it accepts it."""
     if has_secret(url):
         return SECRET_IN_URL
     return NO_BUCKET if _URL.fullmatch(url) is None else None
 
 
 def open_s3(url: str, endpoint_url: str | None = None, *, answer_seconds: float | None = None) -> S3Store:
-    """A store for ``s3://BUCKET/PREFIX``. Sends nothing yet.
+    """Return a store for ``s3://BUCKET/PREFIX``. Sends no request yet.
 
     Args:
         endpoint_url: of another service than Amazon's; default: from the environment or the profile.

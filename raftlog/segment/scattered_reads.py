@@ -33,18 +33,18 @@ class _CachedRange(NamedTuple):
 
 
 class PieceReader:
-    """Reads pieces of one log; for its owner's thread.
+    """Reads pieces of one log, on the thread that owns it.
 
     Cached ranges may be read without access to the files: they are bytes of existing entries, and the owner calls
     `forget` when some are removed.
     """
 
-    __slots__ = ("_cached_ranges", "_gap_max", "_kept_min", "_run_max", "_segment_bytes", "_tail", "_verified")
+    __slots__ = ("_cached_ranges", "_gap_max", "_kept_min", "_reads", "_run_max", "_segment_bytes", "_tail")
 
     def __init__(self, reads: VerifiedReads, segment_bytes: int, tail: Tail, limits: LogLimits) -> None:
         self._gap_max, self._run_max = limits.gap_bytes_max, limits.pieces_bytes_max
         self._kept_min = limits.pieces_kept_min
-        self._verified = reads
+        self._reads = reads
         self._segment_bytes = segment_bytes
         self._tail = tail
         self._cached_ranges: list[_CachedRange] = []
@@ -71,10 +71,10 @@ class PieceReader:
         read: list[memoryview] = []
         first = 0
         while first < len(pieces):
-            begin, data, following = self._find(pieces, first) or self._load(pieces, first)
+            begin, data, next_piece = self._find(pieces, first) or self._load(pieces, first)
             view = memoryview(data)
-            read += [view[pos - begin : pos - begin + length] for pos, length in pieces[first:following]]
-            first = following
+            read += [view[pos - begin : pos - begin + length] for pos, length in pieces[first:next_piece]]
+            first = next_piece
         return read
 
     def _find(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int] | None:
@@ -82,9 +82,9 @@ class PieceReader:
         start, length = pieces[first]
         for begin, end, data in self._cached_ranges:
             if begin <= start and start + length <= end:
-                following = bisect_left(pieces, (end, 0), first)
-                pos, length = pieces[following - 1]
-                return begin, data, following if pos + length <= end else following - 1
+                next_piece = bisect_left(pieces, (end, 0), first)
+                pos, length = pieces[next_piece - 1]
+                return begin, data, next_piece if pos + length <= end else next_piece - 1
         return None
 
     def _load(self, pieces: Sequence[Piece], first: int) -> tuple[int, bytes, int]:
@@ -93,24 +93,24 @@ class PieceReader:
         end = first_end = start + nbytes
         segment_bytes = self._segment_bytes
         run_end = min(start + self._run_max, start - start % segment_bytes + segment_bytes)
-        following, gap_max = first + 1, self._gap_max
-        for pos, length in pieces[following:]:
+        next_piece, gap_max = first + 1, self._gap_max
+        for pos, length in pieces[next_piece:]:
             if pos - end > gap_max or pos + length > run_end:
                 break
             end = pos + length
             nbytes += length
-            following += 1
+            next_piece += 1
         try:
-            data = self._verified.read(start, end, trusts_page_cache=True)
+            data = self._reads.read(start, end, trusts_page_cache=True)
         except StorageCorrupt:
             if end == first_end:
                 raise
             # A damaged entry may be between two pieces.
-            return start, self._verified.read(start, first_end, trusts_page_cache=True), first + 1
+            return start, self._reads.read(start, first_end, trusts_page_cache=True), first + 1
         if end - start >= max(2 * nbytes, self._kept_min):
             self._cached_ranges.append(_CachedRange(start, end, data))
             del self._cached_ranges[:-KEPT_MAX]
-        return start, data, following
+        return start, data, next_piece
 
 
 def read_across(read: Callable[[int, int], bytes], tail: Tail, disk_end: int, pos: int, end: int) -> bytes:

@@ -63,7 +63,7 @@ CheckEntry = Callable[[EntryRef, memoryview], None]
 
 
 class ManifestTooNew(ValueError):
-    """A manifest of a newer format version."""
+    """A manifest has a newer format version than this software supports."""
 
     def __init__(self, version: int) -> None:
         super().__init__(f"a manifest of format version {version}, and none above {_FORMAT} is understood here")
@@ -101,7 +101,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     @property
     def starts(self) -> range:
-        """The positions at which the files start."""
+        """Return the positions at which the files start."""
         size = self.segment_bytes
         return range(self.base.pos, -(-self.end_pos // size) * size, size)
 
@@ -112,7 +112,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError for an invalid one; `ManifestTooNew` for one of a newer format."""
+    """Decode a manifest. Raises ValueError for an invalid one; `ManifestTooNew` for one of a newer format."""
     try:
         value = decode_safe(data)
         if isinstance(value, dict) and isinstance(version := value.get("format"), int) and version > _FORMAT:
@@ -213,7 +213,7 @@ class SnapshotInstall:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes still missing."""
+        """Return the number of bytes still missing."""
         log = 0 if self._log_done else self.manifest.starts.stop - self._start - len(self._pieces) * self.piece_bytes
         snapshot = self.manifest.snapshot_bytes - len(self._got_of_snapshot) * self.piece_bytes
         return max(0, log) + (0 if self._snapshot_done else max(0, snapshot))
@@ -335,7 +335,7 @@ class SnapshotInstall:
             self._last = ref
             self._index.append(self._last.index, self._last.term, pos + at)
             if self._last.kind == CONFIG:
-                self._index.note_config(self._last.index, bytes(window[at + HEADER_BYTES : at + size]))
+                self._index.add_config(self._last.index, bytes(window[at + HEADER_BYTES : at + size]))
             at += size
         return True if end < file_end else self._forget(pos + at)
 

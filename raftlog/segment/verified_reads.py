@@ -1,4 +1,4 @@
-"""Reads of entries on disk: nothing is returned without verifying its entry.
+"""Reads entries on disk, and verifies each entry before returning its bytes.
 
 The guarantee. Bytes returned by `VerifiedReads.read` come from a buffer of this process in which the checksum of every
 entry was verified after the buffer was read from its file. The page cache proves nothing: the kernel may have evicted a
@@ -86,7 +86,7 @@ class VerifiedReads:
 
     @property
     def trusted_pos(self) -> int:
-        """The position from which a read may trust the page cache."""
+        """Return the position from which a read may trust the page cache."""
         return self._written_from
 
     def read(self, pos: int, end: int, *, keeps: bool = True, trusts_page_cache: bool = False) -> bytes:

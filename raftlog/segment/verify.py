@@ -200,11 +200,11 @@ class StoppedLog:
             last = damage.behind
 
     def body(self, entry: EntryRef) -> bytes:
-        """An entry's body."""
+        """Return the body of an entry."""
         return self.pread(entry.pos + HEADER_BYTES, entry.size - HEADER_BYTES)
 
     def body_crc(self, entry: EntryRef) -> int:
-        """The checksum of an entry's body, from its header."""
+        """Return the checksum of an entry's body, from its header."""
         return int(HEADER.unpack(self.pread(entry.pos, HEADER_BYTES))[7])
 
     def pread(self, pos: int, length: int) -> bytes:

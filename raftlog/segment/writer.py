@@ -1,4 +1,4 @@
-"""Writers of a log: a separate thread in a process, the caller itself in a simulation."""
+"""Runs writers of a log: in a separate thread of a process, or in the caller in a simulation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from raftlog.segment.group_commit import GroupCommit, Store, WriteOp
 from raftlog.segment.limits import DEFAULT
 
 OnDone = Callable[[int], None]
-OnFailed = Callable[[Exception], None]
+OnFailure = Callable[[Exception], None]
 
 
 class LogWriter(Protocol):
@@ -59,7 +59,7 @@ class InlineWriter:
     def __init__(
         self,
         on_done: OnDone = lambda ticket: None,
-        on_failed: OnFailed | None = None,
+        on_failed: OnFailure | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.done_ticket = 0
@@ -146,7 +146,7 @@ class QueueTurns:
         with self._open_file() as (fd, start, limit):
             seconds = commit.marker_seconds()
             has_work = queue.run(fd, start, limit, commit.end_pos, commit.commit_hint, is_due, seconds)
-        self._note_written(start)
+        self._record_written(start)
         if has_work:
             is_open = self._carry_out_others()
         if commit.marker_delay() == 0.0:
@@ -167,13 +167,13 @@ class QueueTurns:
         with files.use_file(start) as fd:
             yield fd, start, limit
 
-    def _note_written(self, start: int) -> None:
+    def _record_written(self, start: int) -> None:
         queue = self._queue
         for seconds in queue.durations():
             self._observe(seconds)
         if queue.failure:
             raise StorageFailed(self._files.path(start), queue.failure, "write")
-        self.commit.note_written(queue.end_pos, LogIndex(queue.last_index), queue.chain, LogIndex(queue.commit_hint))
+        self.commit.record_written(queue.end_pos, LogIndex(queue.last_index), queue.chain, LogIndex(queue.commit_hint))
 
     def _carry_out_others(self) -> bool:
         batch, is_open = self._queue.take(self._files.limits.sync_bytes_max)
@@ -210,7 +210,7 @@ class Writer:
     def __init__(
         self,
         queue: AppendQueue,
-        on_failed: OnFailed,
+        on_failed: OnFailure,
         observe: Callable[[float], None] = lambda seconds: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -227,7 +227,7 @@ class Writer:
 
     @property
     def done_ticket(self) -> int:
-        """The ticket up to which everything is durable."""
+        """Return the ticket up to which everything is durable."""
         return self._queue.done_ticket
 
     def start(self, store: Store) -> None:
@@ -259,7 +259,7 @@ class Writer:
 
 def threaded_writer(
     done_fd: int,
-    on_failed: OnFailed,
+    on_failed: OnFailure,
     observe: Callable[[float], None] = lambda seconds: None,
     *,
     sync_bytes_max: int = DEFAULT.sync_bytes_max,

@@ -165,5 +165,5 @@ def test_remembered_refusals_are_bounded() -> None:
         log = RefusalLog(structlog.get_logger(), lambda: 0.0)
         for number in range(3 * REASONS_MAX):
             log.warning("peer_message_invalid", source=f"10.0.{number // 256}.{number % 256}", error="zeros")
-        assert len(log._known) == REASONS_MAX
+        assert len(log._suppressions) == REASONS_MAX
     assert len(lines) == 3 * REASONS_MAX

@@ -185,7 +185,7 @@ def test_hostile_frames_never_trip_an_assertion(seed: int) -> None:
 def test_body_of_an_entry_with_a_wrong_position_is_not_checked(pos: int) -> None:
     rng, _, target = begin(1)
     checked: list[int] = []
-    target.replica._received._check_body = lambda body, position: checked.append(position)
+    target.replica._received_entries._check_body = lambda body, position: checked.append(position)
     source = next(name for name in NODES if name != target.name)
     peer = HostilePeer(rng, source, target.replica)
     assert target.receive(source, peer.append_at(pos)) == "WireError"

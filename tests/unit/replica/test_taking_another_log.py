@@ -20,7 +20,7 @@ from raftlog import ConfState
 from raftlog.consensus.confchange import MEMBERS_MAX, encode_conf
 from raftlog.consensus.types import Beginning, NodeId
 from raftlog.log_numbers import LogIndex, Term
-from raftlog.log_transfer import HEARING_SECONDS, Puller, hear_beginnings, note_reset
+from raftlog.log_transfer import HEARING_SECONDS, Puller, hear_beginnings, record_reset
 from raftlog.net.frames import InstallOffer, WireError
 from raftlog.net.received_entries import check_configuration
 from raftlog.net.transport import Transport
@@ -37,7 +37,7 @@ BASE = LogIndex(100)
 
 
 class NotingReplica:
-    """What `note_reset` asks of a replica."""
+    """What `record_reset` asks of a replica."""
 
     def __init__(self, leader_base: int | None, *, may_lack: bool, notes: dict[str, bytes]) -> None:
         self.core = SimpleNamespace(leader_may_lack_entries=may_lack, leader_base=leader_base, leader_id="n1")
@@ -52,7 +52,7 @@ class NotingReplica:
 def noted(leader_base: int | None, base: int = BASE, *, may_lack: bool = False, notes: Any = None) -> bool:
     replica: Any = NotingReplica(leader_base, may_lack=may_lack, notes=notes or {})
     done: list[bool] = []
-    note_reset(replica, LogIndex(base), lambda: done.append(True))
+    record_reset(replica, LogIndex(base), lambda: done.append(True))
     assert done == [True]
     assert replica.noted in ([], [(EARLY, EARLY_ELSEWHERE)])
     return bool(replica.noted)
@@ -101,14 +101,14 @@ def test_leader_that_deleted_files_is_heard_before_noting_its_copy() -> None:
     """Its copy was noted as if it came from an earlier leader, and transfers to the replica were refused."""
     replica: Any = NotingReplica(99, may_lack=False, notes={})
     assert 1 <= waited(replica, "n1", heartbeat_after=1) < HEARING_SECONDS
-    note_reset(replica, BASE, lambda: None)
+    record_reset(replica, BASE, lambda: None)
     assert not replica.noted
 
 
 def test_copy_of_a_leader_that_falls_silent_is_noted() -> None:
     replica: Any = NotingReplica(99, may_lack=False, notes={})
     assert waited(replica, "n1") == HEARING_SECONDS
-    note_reset(replica, BASE, lambda: None)
+    record_reset(replica, BASE, lambda: None)
     assert replica.noted
 
 

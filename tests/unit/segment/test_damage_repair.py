@@ -71,7 +71,7 @@ def run(repair: Repair, **peers: Peer) -> None:
             repair.on_refusal(wanted[0], names[0])
         if data is None or not repair.offer(wanted[0], data, names[0]):
             names.append(names.pop(0))
-    raise AssertionError(f"still missing {repair.missing}")
+    raise AssertionError(f"still missing {repair.missing_ranges}")
 
 
 def flip(home: LogHome, pos: int) -> None:
@@ -214,7 +214,7 @@ def test_entries_of_a_term_without_an_election_are_refused(home: LogHome, peer: 
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
     pos, nbytes = repair.next_request() or (0, 0)
     assert not repair.offer(pos, stranger.pread(pos, min(nbytes, stranger.end_pos - pos)), "n2")
-    assert not repair.replaced
+    assert not repair.replaced_ranges
     repair.close()
 
 
@@ -232,7 +232,7 @@ def test_entries_that_lead_elsewhere_are_never_written(home: LogHome, peer: LogH
     repair = Repair(home.disk, damaged(home), peers=["n2", "n3"])
     pos, nbytes = repair.next_request() or (0, 0)
     assert not repair.offer(pos, stale.pread(pos, nbytes), "n2")
-    assert not repair.replaced
+    assert not repair.replaced_ranges
     good = LogHome()
     right = good.open()
     good.put(right, *[bytes([number]) * 50 for number in range(10)])

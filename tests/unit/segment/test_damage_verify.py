@@ -46,7 +46,7 @@ def test_verify_reports_an_intact_log_and_its_end(full: LogHome) -> None:
     assert found.last is not None
     assert (found.first_index, found.last.index) == (1, 130)
     assert "intact: entries are good up to index 130" in said(found)
-    assert full.open().found.startswith("closed in order: last index 130")
+    assert full.open().opening_state.startswith("closed in order: last index 130")
 
 
 def test_trailing_blank_is_not_torn(home: LogHome) -> None:
@@ -62,7 +62,7 @@ def test_trailing_blank_is_not_torn(home: LogHome) -> None:
     assert found.verdict == INTACT
     assert "intact: entries are good up to index 2" in said(found)
     log = home.open()
-    assert log.found.endswith("its file was closed after it, and the next one has no entry")
+    assert log.opening_state.endswith("its file was closed after it, and the next one has no entry")
     assert not any(home.disk.content(home.segment())[end:])
     home.put(log, b"small")
     assert log.locate(LogIndex(3)).pos == end
@@ -77,7 +77,7 @@ def test_torn_end_is_reported_and_not_changed(home: LogHome) -> None:
     assert found.verdict == TORN
     assert "torn end: entries are good up to index 1" in said(found)
     assert "would cut off 50 bytes at 100" in said(found)
-    assert home.open().found.startswith("torn end")
+    assert home.open().opening_state.startswith("torn end")
 
 
 def test_damaged_range_is_repairable(full: LogHome) -> None:
@@ -106,7 +106,7 @@ def test_report_names_unknown_files(full: LogHome) -> None:
     found = report(full)
     assert found.verdict == INTACT
     assert "left alone: 00000000000000000123, notes.txt" in said(found)
-    assert full.open().found.endswith("left alone: 00000000000000000123, notes.txt")
+    assert full.open().opening_state.endswith("left alone: 00000000000000000123, notes.txt")
 
 
 def test_verify_names_a_truncated_meta_slot(full: LogHome) -> None:

@@ -34,7 +34,7 @@ def stage(home: LogHome, manifest: Manifest, source: SegmentLog) -> None:
 
 def assert_replaced(home: LogHome, leader: SegmentLog, manifest: Manifest) -> SegmentLog:
     log = home.open()
-    assert log.found.startswith(f"intact: entries are good up to index {manifest.end_index}")
+    assert log.opening_state.startswith(f"intact: entries are good up to index {manifest.end_index}")
     assert (log.base, log.base_pos, log.base_chain) == (leader.base, leader.base_pos, leader.base_chain)
     assert (log.last_index, log.end_pos) == (manifest.end_index, manifest.end_pos)
     assert all_bodies(log) == all_bodies(leader)[: log.last_index - log.base[0]]

@@ -262,7 +262,7 @@ def test_part_and_extend_are_inverse() -> None:
         if number % 10 == 1:
             firsts.append(number)
         if number % 13 == 0:
-            index.note_config(LogIndex(number), b"%d" % number)
+            index.add_config(LogIndex(number), b"%d" % number)
     for first in firsts:
         copy.extend(index.part(LogIndex(first), LogIndex(first + 10)))
     assert (copy.term_runs, copy.configs) == (index.term_runs, index.configs)

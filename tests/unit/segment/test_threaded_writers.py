@@ -312,7 +312,7 @@ def test_failed_vote_is_not_reported_as_done(home: Home) -> None:
     home.put(b"good")
     home.wait()
     fd = os.open(home.directory / "meta", os.O_RDONLY)
-    os.dup2(fd, home.log._opened.meta._fd)
+    os.dup2(fd, home.log._directory.meta._fd)
     os.close(fd)
     home.submit(term=Term(3), vote="n2")
     assert home.failed.wait(WAIT_MS / 1000)

@@ -41,7 +41,7 @@ def test_running_log_reports_an_unreadable_sector_as_damage(home: LogHome) -> No
     hurt = next(index for index in range(1, 150) if log.locate(LogIndex(index)).pos > 2 * BLOCK_BYTES)
     ref = log.locate(LogIndex(hurt))
     told: list[StorageCorrupt] = []
-    log.tell_damage(told.append)
+    log.set_damage_handler(told.append)
     lose(home, 2)
     for read in (
         lambda: log.pread(ref.pos + HEADER_BYTES, 1),
@@ -108,7 +108,7 @@ def test_damaged_log_serves_readable_sectors_and_notes_unreadable_ones(home: Log
         while (wanted := repair.next_request()) is not None:
             assert repair.offer(wanted[0], source.read_range(*wanted), "n2")
         repair.finish()
-        if repair.replaced[0].pos >= SEGMENT_BYTES:
+        if repair.replaced_ranges[0].pos >= SEGMENT_BYTES:
             break
         with pytest.raises(LogDamaged) as caught:
             home.open()

@@ -87,7 +87,7 @@ def test_flipped_bit_is_never_read(seed: int) -> None:
     rng = random.Random(seed)
     victim = rng.randrange(len(refs) - 1)
     told: list[int] = []
-    log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    log.set_damage_handler(lambda damage: told.append(damage.physical_offset))
     at = refs[victim].pos + rng.randrange(HEADER_BYTES, refs[victim].size)
     start = log.files.start_of(at)
     home.disk.flip_bit(home.segment(start), at - start, rng.randrange(8))
@@ -108,7 +108,7 @@ def test_entries_around_a_damaged_one_are_read() -> None:
     home = LogHome(segment_bytes=1 << 16)
     log, refs, bodies = filled(home, count=40)
     told: list[int] = []
-    log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    log.set_damage_handler(lambda damage: told.append(damage.physical_offset))
     for victim in (7, 8, 20):
         home.disk.flip_bit(home.segment(), refs[victim].pos + HEADER_BYTES)
     for number in range(39):
@@ -202,7 +202,7 @@ def test_reads_after_a_truncation_return_the_new_entries(home: LogHome) -> None:
 def test_truncation_during_a_read_is_not_damage(home: LogHome, monkeypatch: pytest.MonkeyPatch) -> None:
     log, refs, _ = filled(home)
     told: list[StorageCorrupt] = []
-    log.tell_damage(told.append)
+    log.set_damage_handler(told.append)
     pread, begun = log.files.pread, list[int]()
 
     def slow(pos: int, length: int) -> bytes:
@@ -263,7 +263,7 @@ def test_many_threads_read_while_the_log_grows_and_is_cut(tmp_path: Path) -> Non
         for ref in map(log.locate, index_range(FIRST_INDEX, LogIndex(400)))
     ]
     wrong: list[object] = []
-    log.tell_damage(wrong.append)
+    log.set_damage_handler(wrong.append)
     over = threading.Event()
 
     def read(seed: int) -> None:
@@ -350,7 +350,7 @@ def test_read_planned_before_a_truncation_returns_remaining_entries(home: LogHom
     home.close_all()
     log = home.open(tail_bytes_max=TAIL_BYTES)
     damage: list[StorageCorrupt] = []
-    log.tell_damage(damage.append)
+    log.set_damage_handler(damage.append)
     begin, end = refs[20].pos, refs[-1].pos + refs[-1].size
     log.truncate(LogIndex(24))
     if progress != "cut":

@@ -342,7 +342,7 @@ def test_too_short_file_is_not_indexed(home: Home) -> None:
 def test_log_is_notified_of_a_damaged_entry(home: Home) -> None:
     fill(home)
     told: list[int] = []
-    home.log.tell_damage(lambda damage: told.append(damage.physical_offset))
+    home.log.set_damage_handler(lambda damage: told.append(damage.physical_offset))
     damaged = home.log.locate(LogIndex(3))
     home.index.report_damage(damaged.pos)
     assert told == []
