@@ -100,9 +100,9 @@ def upload(address: tuple[str, int], name: ProgramName, content: bytes) -> None:
     )
     with socket.create_connection(address) as sock:
         sock.sendall(request_frame(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, 1, ext, content))
-        answer = receive_frame(sock)
-        if (code := _CODE.search(answer)) is None or int(code[1]):
-            raise ConnectionError(f"the filter is refused: {answer[4:400]!r}")
+        response = receive_frame(sock)
+        if (code := _CODE.search(response)) is None or int(code[1]):
+            raise ConnectionError(f"the filter is refused: {response[4:400]!r}")
 
 
 @asynccontextmanager

@@ -62,10 +62,10 @@ def pull(
         next_frames = iter(frames)
         sock.sendall(b"".join(itertools.islice(next_frames, in_flight)))
         buffer = memoryview(bytearray(_RECEIVE_BYTES))
-        length = answers = nbytes = 0
+        length = response_count = nbytes = 0
         cpu, begin = cpu_seconds(pid), time.monotonic()
         # A window without any response has no rate: it continues until there is one.
-        while (now := time.monotonic()) < begin + seconds or not answers:
+        while (now := time.monotonic()) < begin + seconds or not response_count:
             size = sock.recv_into(buffer[length:])
             if not size:
                 raise ConnectionError(f"{address} closed the connection")
@@ -73,19 +73,19 @@ def pull(
             nbytes += size
             complete, end = complete_bytes(buffer[:length])
             if complete:
-                if answers == 0:
+                if response_count == 0:
                     _check(bytes(buffer[:512]))
                 sock.sendall(b"".join(itertools.islice(next_frames, complete)))
-                answers += complete
+                response_count += complete
                 buffer[: length - end] = bytes(buffer[end:length])
                 length -= end
-        return PullRate(answers, answers * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
+        return PullRate(response_count, response_count * count, nbytes, now - begin, cpu_seconds(pid) - cpu)
 
 
-def _check(answer: bytes) -> None:
-    match = _CODES.search(answer)
+def _check(response: bytes) -> None:
+    match = _CODES.search(response)
     if match is None or match[1] != b"0":
-        raise ConnectionError(f"the broker answers {answer[8:400]!r}")
+        raise ConnectionError(f"the broker answers {response[8:400]!r}")
 
 
 def fill(address: tuple[str, int], messages: int, body_bytes: int, queues: int = QUEUES) -> None:

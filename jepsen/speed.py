@@ -90,11 +90,11 @@ def write_registers(path: Path, operations: int, rng: random.Random) -> None:
                     recorder.add(process, "invoke", name, k=key, v=value)
                     writes.append((process, name, value))
                 rng.shuffle(writes)  # they take effect in this order, and are answered in another
-                answers = []
+                responses = []
                 for process, name, value in writes:
                     state = value if value is not None else state
-                    answers.append((process, name, state))
-                for process, name, value in rng.sample(answers, len(answers)):
+                    responses.append((process, name, state))
+                for process, name, value in rng.sample(responses, len(responses)):
                     recorder.add(process, "ok", name, k=key, v=value)
         _end(recorder)
 

@@ -68,15 +68,15 @@ class Wire:
     async def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> tuple[Response, bytes]:
         """Send a request and wait for its response. Raises trio.BrokenResourceError."""
         event = trio.Event()
-        answers: list[tuple[Response, bytes]] = []
+        responses: list[tuple[Response, bytes]] = []
 
         def on_response(response: Response, body: bytes) -> None:
-            answers.append((response, body))
+            responses.append((response, body))
             event.set()
 
         await self.post(code, ext, on_response, body)
         await event.wait()
-        return answers[0]
+        return responses[0]
 
     async def read(self) -> None:
         """Pass each response to its callback until the connection ends."""

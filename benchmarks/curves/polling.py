@@ -73,9 +73,9 @@ class _Consumer:
         if not chunk:
             raise LoadFailed(f"the connection of the consumer of queue {self._queue_id} was closed")
         self._buffer += chunk
-        answers, end = responses(self._buffer)
+        response_list, end = responses(self._buffer)
         self._buffer = self._buffer[end:]
-        for header, records in answers:
+        for header, records in response_list:
             if header.opaque == _PULL_OPAQUE:  # else it answers the heartbeat
                 yield from self._on_pull(header, records)
 

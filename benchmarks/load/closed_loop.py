@@ -87,7 +87,7 @@ class Connection:
             raise LoadFailed(f"{self.sock.getpeername()} closed the connection")
         chunk = bytes(RECEIVE_BUFFER[:size])
         data = self.buffer + chunk if self.buffer else chunk
-        keys, end = self.wire.read_answers(data)
+        keys, end = self.wire.read_responses(data)
         self.buffer = data[end:]
         send_times = self.send_times
         samples.extend([now - send_times.pop(key) for key in keys])

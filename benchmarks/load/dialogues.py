@@ -166,7 +166,7 @@ class _Connection:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.buffer = b""
 
-    def answers(self) -> list[Response]:
+    def responses(self) -> list[Response]:
         """The responses received."""
         chunk = self.sock.recv(1 << 20)
         if not chunk:
@@ -204,7 +204,7 @@ def run(job: DialogueJob) -> DialogueReport:
             break
         for fd, _ in poll.poll(max(0.0, boundary - now)):
             connection = by_fd[fd]
-            requests = [_encode(each.opaque, flows[each.opaque].send(each)) for each in connection.answers()]
+            requests = [_encode(each.opaque, flows[each.opaque].send(each)) for each in connection.responses()]
             connection.sock.sendall(b"".join(requests))
     return DialogueReport(
         done=[after - before for before, after in itertools.pairwise(marks)],

@@ -98,10 +98,10 @@ class Client:
         request.action = pb.COMPLETE_ADD
         request.offset_option.policy = pb.OffsetOption.MIN
         for future in (beat(pb.HeartbeatRequest(group=self._group, client_type=kind)), sync(request)):
-            answer = future.result()
-            assert isinstance(answer, pb.HeartbeatResponse | pb.SyncLiteSubscriptionResponse)
-            if answer.status.code != pb.OK:
-                raise RuntimeError(f"{answer.status.code}: {answer.status.message}")
+            response = future.result()
+            assert isinstance(response, pb.HeartbeatResponse | pb.SyncLiteSubscriptionResponse)
+            if response.status.code != pb.OK:
+                raise RuntimeError(f"{response.status.code}: {response.status.message}")
 
     def send(self, in_flight: int, count: int) -> None:
         """Send ``count`` messages."""
@@ -189,13 +189,13 @@ class Client:
             response_deserializer=pb.ReceiveMessageResponse.FromString,
         )
         began = time.perf_counter()
-        answers: Iterator[pb.ReceiveMessageResponse] = call(request, metadata=self._headers(), timeout=CALL_SECONDS)
+        responses: Iterator[pb.ReceiveMessageResponse] = call(request, metadata=self._headers(), timeout=CALL_SECONDS)
         messages = []
-        for answer in answers:
-            if answer.HasField("message"):
-                messages.append(answer.message)
-            elif answer.HasField("status") and answer.status.code not in (pb.OK, pb.MESSAGE_NOT_FOUND):
-                raise RuntimeError(f"{answer.status.code}: {answer.status.message}")
+        for part in responses:
+            if part.HasField("message"):
+                messages.append(part.message)
+            elif part.HasField("status") and part.status.code not in (pb.OK, pb.MESSAGE_NOT_FOUND):
+                raise RuntimeError(f"{part.status.code}: {part.status.message}")
         if messages:
             self._latencies.append(time.perf_counter() - began)
         acknowledge = self.unary("AckMessage", pb.AckMessageResponse)

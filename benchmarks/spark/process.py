@@ -138,5 +138,5 @@ class SparkProcess:
                 raise QueryFailed("Spark has ended; what it said is above")
             self._rest += data
         line, _, self._rest = self._rest.partition(b"\n")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        response: dict[str, Any] = json.loads(line)
+        return response

@@ -80,9 +80,9 @@ class AmqpConnection:
         names = _short(queue.encode()) + _short(exchange.encode()) + _short(b"")
         self._ask(1, _QUEUE_BIND, b"\x00\x00" + names + b"\x00" + _NO_TABLE, _QUEUE_BIND_OK)
 
-    def _ask(self, channel: int, method: Method, arguments: bytes, answer: Method) -> None:
+    def _ask(self, channel: int, method: Method, arguments: bytes, response: Method) -> None:
         self._sock.sendall(_method(channel, method, arguments))
-        self._expect(answer)
+        self._expect(response)
 
     def _expect(self, method: Method) -> bytes:
         """Receive the next frame, which must be ``method``; returns its arguments."""
@@ -119,7 +119,7 @@ class AmqpWire:
         """Return a key for each slot. Only their number matters, because the tags increase."""
         return range(self._count)
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[int], int]:
         """Read publisher confirms. Raises LoadFailed for any other method."""
         keys, open_tags = list[int](), self._unconfirmed
         end = len(data) - len(data) % _CONFIRMED.size

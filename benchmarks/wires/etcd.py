@@ -58,7 +58,7 @@ class EtcdWire:
         """Return a key for each slot. Only their number matters, because the stream ids increase."""
         return range(len(self._messages))
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[int], int]:
         """Read responses. Each of them must contain a message."""
         keys, position, end = list[int](), 0, len(data)
         while position + 9 <= end:

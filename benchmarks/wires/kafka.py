@@ -73,7 +73,7 @@ def encoded_text(text: str) -> bytes:
     return struct.pack(">h", len(text)) + text.encode()
 
 
-def answers(data: bytes) -> Iterator[tuple[int, int, int]]:
+def responses(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Yield the number, the begin and the end of each complete response."""
     at = 0
     while at + _LENGTH.size <= len(data):
@@ -90,7 +90,7 @@ def ask(sock: socket.socket, kind: int, version: int, body: bytes) -> Fields:
     data = b""
     while True:
         data += receive_some(sock)
-        for _, begin, _ in answers(data):
+        for _, begin, _ in responses(data):
             return Fields(data, begin)
 
 
@@ -171,10 +171,10 @@ class KafkaWire:
         """Return all slots."""
         return list(self._bodies)
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[int], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[int], int]:
         """Read responses. Every partition in them must have error 0."""
         keys, at = list[int](), 0
-        for number, begin, end in answers(data):
+        for number, begin, end in responses(data):
             fields = Fields(data, begin)
             for _ in range(fields.read("i")):
                 fields.text()

@@ -8,7 +8,7 @@ import struct
 from benchmarks.load.frames import TOPIC
 from benchmarks.load.report import monotonic_seconds
 from benchmarks.wires.consumer import DUE, Share
-from benchmarks.wires.kafka import Fields, answers, commit_offsets, encoded_text, ends_of, request
+from benchmarks.wires.kafka import Fields, commit_offsets, encoded_text, ends_of, request, responses
 from benchmarks.wires.wire import LoadFailed
 
 _FETCH = 1
@@ -52,7 +52,7 @@ class KafkaConsumer:
     def take(self, data: bytes) -> tuple[int, bytes]:
         """Read responses. Returns the number of bytes read, and the next fetch after each response."""
         at, reply, self._cut = 0, b"", []
-        for number, begin, end in answers(data):
+        for number, begin, end in responses(data):
             at = end
             if number == _FETCHED:
                 self._read(data, begin)

@@ -33,8 +33,8 @@ class NatsWire:
         receive_until(sock, _END)
         about = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "lang": "bench"}
         sock.sendall(b"CONNECT %b\r\nSUB %b.* 1\r\n%b" % (json.dumps(about).encode(), self._inbox, _PING))
-        if not (reply := receive_until(sock, _PONG)).endswith(_PONG):
-            raise LoadFailed(f"nats-server says {reply!r}")
+        if not (output := receive_until(sock, _PONG)).endswith(_PONG):
+            raise LoadFailed(f"nats-server says {output!r}")
 
     def initial(self) -> tuple[Iterable[bytes], bytes]:
         """Encode the message of each slot. Returns the keys, and the bytes to send."""
@@ -44,7 +44,7 @@ class NatsWire:
         """Return the last parts of all reply subjects."""
         return list(self._frames)
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Read acknowledgements. Each of them must have a sequence number of the stream."""
         keys, position, match = list[bytes](), 0, _ACK.match
         while position < len(data):

@@ -47,11 +47,11 @@ class NatsConsumer:
         name = self._share.group.encode()
         api = b"$JS.API.CONSUMER.DURABLE.CREATE.%b.%b" % (STREAM.encode(), name)
         sock.sendall(b"PUB %b %b.api %d\r\n%b\r\n" % (api, self._inbox, len(body), body))
-        reply = b""
-        while not _ANSWER.search(reply) and b"-ERR" not in reply:
-            reply += receive_some(sock)
-        if b'"error"' in reply or b"-ERR" in reply:
-            raise LoadFailed(f"nats-server creates no consumer: {reply[:300]!r}")
+        output = b""
+        while not _ANSWER.search(output) and b"-ERR" not in output:
+            output += receive_some(sock)
+        if b'"error"' in output or b"-ERR" in output:
+            raise LoadFailed(f"nats-server creates no consumer: {output[:300]!r}")
 
     def initial(self) -> bytes:
         """Encode a request for many messages."""

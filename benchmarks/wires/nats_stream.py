@@ -103,10 +103,10 @@ def _answer(payload: bytes, header_bytes: int) -> dict[str, Any]:
         code = status.split()[0]
         if code.isdigit():
             raise NatsError(int(code), "nobody answers" if code == "503" else status)
-    answer: dict[str, Any] = json.loads(payload[header_bytes:])
-    if (error := answer.get("error")) is not None:
+    response: dict[str, Any] = json.loads(payload[header_bytes:])
+    if (error := response.get("error")) is not None:
         raise NatsError(int(error["code"]), str(error.get("description", "")))
-    return answer
+    return response
 
 
 @asynccontextmanager

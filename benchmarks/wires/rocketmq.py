@@ -38,7 +38,7 @@ class RocketMQWire:
         """Return the opaques of all slots."""
         return list(self._frames)
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[bytes], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[bytes], int]:
         """Read responses. Each of them must have code 0."""
         frames, end = complete_bytes(data)
         replies = data if end == len(data) else data[:end]

@@ -154,15 +154,15 @@ def _ends(sock: socket.socket, queues: Iterable[int]) -> dict[int, int]:
 def _ask(sock: socket.socket, requests: Mapping[int, bytes]) -> dict[int, Response]:
     """Send requests, by opaque, and wait for the answers to all of them. Raises LoadFailed."""
     sock.sendall(b"".join(requests.values()))
-    data, answers = b"", dict[int, Response]()
-    while len(answers) < len(requests):
+    data, responses_by_queue = b"", dict[int, Response]()
+    while len(responses_by_queue) < len(requests):
         data += receive_some(sock)
         heads, end = responses(data)
         for head, _ in heads:
             _check(head)
-            answers[head.opaque] = head
+            responses_by_queue[head.opaque] = head
         data = data[end:]
-    return answers
+    return responses_by_queue
 
 
 def _check(head: Response) -> None:

@@ -58,14 +58,14 @@ class Wire(Protocol):
     def idle(self) -> Sequence[Hashable]:
         """Return the keys to pass to `repeat`, one or more at a time, in loads that do not send `initial`."""
 
-    def read_answers(self, data: bytes) -> tuple[Sequence[Any], int]:
+    def read_responses(self, data: bytes) -> tuple[Sequence[Any], int]:
         """Read responses. Returns the keys of the answered requests, and the number of bytes of whole responses.
 
         Raises LoadFailed if a request was refused.
         """
 
     def repeat(self, keys: Sequence[Any]) -> tuple[Iterable[Hashable], bytes]:
-        """Make a request for each answered one. Returns their keys, and the bytes to send. Follows `read_answers`."""
+        """Make a request for each answered one. Returns their keys, and the bytes to send. Follows `read_responses`."""
 
 
 def receive_until(sock: socket.socket, end: bytes) -> bytes:

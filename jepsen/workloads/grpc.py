@@ -176,9 +176,9 @@ class GrpcWorkload(Workload):
         except trio.Cancelled:
             worker.info("pop", "the run has ended")
             raise
-        answers = [pb.ReceiveMessageResponse.FromString(each) for each in data]
-        messages = [answer.message for answer in answers if answer.HasField("message")]
-        status = answers[0].status if answers else pb.Status()
+        responses = [pb.ReceiveMessageResponse.FromString(each) for each in data]
+        messages = [response.message for response in responses if response.HasField("message")]
+        status = responses[0].status if responses else pb.Status()
         if status.code not in (pb.OK, pb.MESSAGE_NOT_FOUND):
             worker.info("pop", f"{status.code}: {status.message}")
             await trio.sleep(0.1)

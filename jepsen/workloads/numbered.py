@@ -79,15 +79,15 @@ class NumberedWorkload(Workload):
     ) -> None:
         """Attempt to send until one attempt is answered. A numbering producer must not skip a number."""
         while True:
-            answers: list[tuple[str, int] | None] = []
+            outcomes: list[tuple[str, int] | None] = []
 
-            async def attempt(answers: list[tuple[str, int] | None]) -> None:
-                answers.append(await self._attempt(producer, number, value, queue_id, rng))
+            async def attempt(outcomes: list[tuple[str, int] | None]) -> None:
+                outcomes.append(await self._attempt(producer, number, value, queue_id, rng))
 
             async with trio.open_nursery() as nursery:
                 for _ in range(2 if rng.random() < AT_ONCE_CHANCE else 1):
-                    nursery.start_soon(attempt, answers)
-            if places := [place for place in answers if place is not None]:
+                    nursery.start_soon(attempt, outcomes)
+            if places := [place for place in outcomes if place is not None]:
                 queue, offset = places[0]
                 worker.ok("send", k=queue, v=value, o=offset)
                 self.acknowledge(queue, offset, value)

@@ -111,10 +111,10 @@ class _Sender(_Socket):
         else:
             self.send(stamp(self.wire.repeat((slot,))[1], due))
 
-    def read_answers(self) -> Sequence[Hashable]:
+    def read_responses(self) -> Sequence[Hashable]:
         """The slots of acknowledged messages. Raises LoadFailed."""
         data = self.receive()
-        keys, end = self.wire.read_answers(data)
+        keys, end = self.wire.read_responses(data)
         self.buffer = data[end:]
         return keys
 
@@ -152,7 +152,7 @@ def _fill(job: ConsumerJob) -> ConsumerResult:
         send_count += _more(sender, list(sender.free), job.messages - send_count)
     while ack_count < job.messages:
         for sender in _ready(senders, meters.end - monotonic_seconds()):
-            keys = sender.read_answers()
+            keys = sender.read_responses()
             ack_count += len(keys)
             send_count += _more(sender, keys, job.messages - send_count)
         if monotonic_seconds() > meters.end:
@@ -236,7 +236,7 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
         wait = (due if due < end and sender.free else end if result is None else end + LAST_SECONDS) - now
         for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
             if isinstance(ready, _Sender):
-                ready.free += ready.read_answers()
+                ready.free += ready.read_responses()
                 ready.send(ready.wire.repeat(())[1])
             else:
                 times = ready.take()

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.load.frames import TOPIC
 from benchmarks.wires import kafka
 from benchmarks.wires.consumer import DUE, DueSlots, Share, stamp
-from benchmarks.wires.kafka import KafkaWire, answers, encoded_text, record_batch
+from benchmarks.wires.kafka import KafkaWire, encoded_text, record_batch, responses
 from benchmarks.wires.kafka_consumer import COMMIT_SECONDS, KafkaConsumer
 from benchmarks.wires.wire import LoadFailed, Slots
 
@@ -68,17 +68,17 @@ def test_messages_wait_for_an_answer_and_share_the_next_request() -> None:
     wire = KafkaWire(Slots(first=0, count=4, body_bytes=10))
     keys, data = wire.initial()
     assert list(keys) == [0, 1, 2, 3]
-    assert [number for number, *_ in answers(data)] != []
+    assert [number for number, *_ in responses(data)] != []
     assert data.count(b"bench" + struct.pack(">hhii", -1, -1, 30_000, 1)) == 2
     torn = produced(1, {2: 0, 3: 0})
-    answered, end = wire.read_answers(produced(0, {0: 0, 1: 0}) + torn[:-1])
+    answered, end = wire.read_responses(produced(0, {0: 0, 1: 0}) + torn[:-1])
     assert (answered, end) == ([0, 1], len(produced(0, {0: 0, 1: 0})))
     following, again = wire.repeat(answered)
     assert list(following) == [0, 1]
     assert again
     assert wire.repeat(())[1] == b"", "two requests are in flight"
     with pytest.raises(LoadFailed, match="partition 3: error 19"):
-        wire.read_answers(produced(1, {2: 0, 3: 19}))
+        wire.read_responses(produced(1, {2: 0, 3: 19}))
 
 
 def test_message_is_stamped_before_its_checksum_is_made() -> None:

@@ -28,13 +28,13 @@ def test_rocketmq_wire_resends_the_same_frame() -> None:
     keys, data = wire.initial()
     assert list(keys) == [b"5", b"6", b"7"]
     torn = rocketmq_reply(5)[:-1]
-    answered, end = wire.read_answers(rocketmq_reply(7) + torn)
+    answered, end = wire.read_responses(rocketmq_reply(7) + torn)
     assert (answered, end) == ([b"7"], len(rocketmq_reply(7)))
     following, again = wire.repeat(answered)
     assert list(following) == [b"7"]
     assert again in data
     with pytest.raises(LoadFailed, match="full"):
-        wire.read_answers(rocketmq_reply(6, code=2))
+        wire.read_responses(rocketmq_reply(6, code=2))
 
 
 def nats_ack(slot: int, sequence: int = 1) -> bytes:
@@ -49,7 +49,7 @@ def test_nats_settles_acknowledgements_and_answers_pings() -> None:
     assert list(keys) == [b"5", b"6", b"7"]
     assert data.startswith(b"PUB bench.log %b.5 10\r\n" % INBOX)
     whole = nats_ack(6) + b"PING\r\n" + nats_ack(5, 123)
-    answered, end = wire.read_answers(whole + nats_ack(7)[:-1])
+    answered, end = wire.read_responses(whole + nats_ack(7)[:-1])
     assert (answered, end) == ([b"6", b"5"], len(whole))
     following, again = wire.repeat(answered)
     assert list(following) == [b"6", b"5"]
@@ -67,7 +67,7 @@ def test_nats_settles_acknowledgements_and_answers_pings() -> None:
 )
 def test_nats_refusals_end_the_load(said: bytes) -> None:
     with pytest.raises(LoadFailed, match="nats-server says"):
-        NatsWire(SLOTS).read_answers(nats_ack(5) + said)
+        NatsWire(SLOTS).read_responses(nats_ack(5) + said)
 
 
 def confirm(tag: int, *, with_earlier: bool = False, method: int = 80) -> bytes:
@@ -79,14 +79,14 @@ def test_amqp_numbers_its_messages_and_knows_confirms_of_several() -> None:
     keys, data = wire.initial()
     assert list(keys) == [1, 2, 3]
     assert data.count(b"bench") == 3
-    answered, end = wire.read_answers(confirm(2) + confirm(3)[:-1])
+    answered, end = wire.read_responses(confirm(2) + confirm(3)[:-1])
     assert (answered, end) == ([2], len(confirm(2)))
     following, again = wire.repeat(answered)
     assert list(following) == [4]
     assert len(again) == len(data) // 3
-    assert wire.read_answers(confirm(4, with_earlier=True))[0] == [1, 3, 4]
+    assert wire.read_responses(confirm(4, with_earlier=True))[0] == [1, 3, 4]
     with pytest.raises(LoadFailed):
-        wire.read_answers(confirm(5, method=120))  # basic.nack
+        wire.read_responses(confirm(5, method=120))  # basic.nack
 
 
 @pytest.mark.parametrize("wire_type", [RocketMQWire, NatsWire, AmqpWire, EtcdWire])
@@ -99,7 +99,7 @@ def test_paced_load_uses_only_idle_keys(wire_type: type[Wire]) -> None:
     assert data
     if wire_type is AmqpWire:
         assert key == 1
-        assert wire.read_answers(confirm(1))[0] == [1]
+        assert wire.read_responses(confirm(1))[0] == [1]
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -128,7 +128,7 @@ def test_etcd_puts_on_streams_that_count_up() -> None:
     assert int.from_bytes(message[1:5], "big") == len(message) - 5
     assert message[5:].startswith(b"\x0a\x07bench/5\x12\x0a")
     torn = answer(5)[:-1]
-    answered, end = wire.read_answers(answer(3) + torn)
+    answered, end = wire.read_responses(answer(3) + torn)
     assert answered == [3]
     assert end == len(answer(3)) + torn.rindex(b"\x00\x00\x01\x01\x05")  # the trailers are not whole
     following, again = wire.repeat(answered)
@@ -143,12 +143,8 @@ def test_etcd_waits_until_the_server_has_room() -> None:
     sent = list(frames_of(data))
     assert {stream for _, _, stream, _ in sent} == {1}, "two transactions of 33 kB are more than a window"
     assert max(len(payload) for *_, payload in sent) <= 16384
-    assert (
-        wire.read_answers(http2_frame(8, 0, 0, struct.pack(">I", 100_000)) + http2_frame(8, 0, 1, b"\x00\x00\x00\x01"))[
-            0
-        ]
-        == []
-    )
+    windows = http2_frame(8, 0, 0, struct.pack(">I", 100_000)) + http2_frame(8, 0, 1, b"\x00\x00\x00\x01")
+    assert wire.read_responses(windows)[0] == []
     following, again = wire.repeat([])
     assert not list(following)
     assert {stream for _, _, stream, _ in frames_of(again)} == {3, 5, 7}
@@ -156,7 +152,7 @@ def test_etcd_waits_until_the_server_has_room() -> None:
 
 def test_etcd_answers_settings_and_pings() -> None:
     wire = EtcdWire(SLOTS)
-    wire.read_answers(http2_frame(4, 0, 0, b"\x00" * 6) + http2_frame(6, 0, 0, b"12345678") + http2_frame(4, 1, 0))
+    wire.read_responses(http2_frame(4, 0, 0, b"\x00" * 6) + http2_frame(6, 0, 0, b"12345678") + http2_frame(4, 1, 0))
     _, said = wire.repeat([])
     assert list(frames_of(said)) == [(4, 1, 0, b""), (6, 1, 0, b"12345678")]
 
@@ -166,4 +162,4 @@ def test_etcd_refusals_end_the_load(refusal: bytes) -> None:
     wire = EtcdWire(SLOTS)
     wire.initial()
     with pytest.raises(LoadFailed):
-        wire.read_answers(refusal)
+        wire.read_responses(refusal)
