@@ -37,7 +37,7 @@ class DiskJob:
     file_bytes: int = 1024**3
 
 
-class _Writer(threading.Thread):
+class _FileWriter(threading.Thread):
     """One file; ``latencies`` in seconds after it has ended."""
 
     def __init__(self, job: DiskJob, number: int, ready: threading.Barrier) -> None:
@@ -70,7 +70,7 @@ class _Writer(threading.Thread):
 def write_alone(job: DiskJob) -> dict[int, int]:
     """Run the job. Returns the number of writes in each bucket of durations. Raises OSError."""
     ready = threading.Barrier(job.writers)
-    writers = [_Writer(job, number, ready) for number in range(job.writers)]
+    writers = [_FileWriter(job, number, ready) for number in range(job.writers)]
     for writer in writers:
         writer.start()
     for writer in writers:

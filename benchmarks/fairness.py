@@ -48,7 +48,7 @@ WAIT_MS = 100.0
 _LOOK_SECONDS = 5.0
 
 
-class _Watch:
+class _ReplicaWatch:
     """Observes the replicas: changes of the term since the first look at the leader, and its longest delay.
 
     A follower may learn of the term later.
@@ -104,7 +104,7 @@ async def _measure(
     seconds = args.seconds if args.quick else seconds
     job = PacedJob(cluster.namesrv, STEADY_TOPIC, RATE, args.warmup, seconds)
     reports: list[PacedReport] = []
-    watch = _Watch(cluster, leader)
+    watch = _ReplicaWatch(cluster, leader)
     pid = cluster.pid(leader)
     load, cpu = load_average(), cpu_seconds(pid)
     begin = trio.current_time()

@@ -88,7 +88,7 @@ async def neighbours(job: NeighbourJob) -> AsyncIterator[None]:
             await process.wait()
 
 
-class _Client:
+class _NoisyClient:
     """A connection that waits for as many responses as it has sent requests."""
 
     def __init__(self, stream: trio.SocketStream) -> None:
@@ -96,7 +96,7 @@ class _Client:
         self._buffer = b""
 
     @classmethod
-    async def open(cls, job: NeighbourJob) -> _Client:
+    async def open(cls, job: NeighbourJob) -> _NoisyClient:
         return cls(await trio.open_tcp_stream(job.host, job.port))
 
     async def ask(self, frames: Iterable[bytes]) -> None:
@@ -130,12 +130,12 @@ class _Client:
 
 
 async def _groups(job: NeighbourJob, at_work: Callable[[], None]) -> None:
-    first = await _Client.open(job)
+    first = await _NoisyClient.open(job)
     await first.ask(_topic_request(number) for number in range(job.topics))
     clients = [first]
     async with trio.open_nursery() as nursery:
         for begin in range(0, job.groups, _GROUPS_PER_CONNECTION):
-            client = await _Client.open(job)
+            client = await _NoisyClient.open(job)
             clients.append(client)
             await client.ask([_group_heartbeat(job, begin)])
         rows = ((group, queue) for group in range(job.groups) for queue in range(QUEUES))
@@ -176,7 +176,7 @@ def _offset_request(job: NeighbourJob, group: int, queue: int, offset: int, *, o
     return encode_request(RequestCode.UPDATE_CONSUMER_OFFSET, 1, ext=ext.fields(), oneway=oneway)
 
 
-async def _keep_alive(client: _Client, heartbeat: bytes, delay: float) -> None:
+async def _keep_alive(client: _NoisyClient, heartbeat: bytes, delay: float) -> None:
     await trio.sleep(delay)
     while True:
         await client.ask([heartbeat])

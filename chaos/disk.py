@@ -52,7 +52,7 @@ class PowerCut(Exception):
     """The simulated machine has no power: every operation fails until `MemoryDisk.crash`."""
 
 
-class _File:
+class _SimulatedFile:
     """The content that reads return, the content that survives, and the changes between the two (a write, or a
     length).
     """
@@ -176,12 +176,12 @@ class MemoryDisk:
     def __init__(self, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.operations = 0
-        self._files: dict[str, _File] = {}
-        self._durable_files: dict[str, _File] = {}
+        self._files: dict[str, _SimulatedFile] = {}
+        self._durable_files: dict[str, _SimulatedFile] = {}
         # Directory changes since the last sync: (directory, {path: file or None}).
-        self._pending_names: list[tuple[str, dict[str, _File | None]]] = []
+        self._pending_names: list[tuple[str, dict[str, _SimulatedFile | None]]] = []
         self._directories: set[str] = {"/"}
-        self._open: dict[int, _File] = {}
+        self._open: dict[int, _SimulatedFile] = {}
         self._next_fd = 3
         self._boot = 1
         self._power_cut_at: int | None = None
@@ -293,7 +293,7 @@ class MemoryDisk:
             if os.path.dirname(path) not in self._directories:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             self._step()
-            file = _File()
+            file = _SimulatedFile()
             self._change_names(path, {path: file})
         fd = self._next_fd
         self._next_fd += 1
@@ -437,12 +437,12 @@ class MemoryDisk:
     def boot_id(self) -> str:
         return f"boot-{self._boot}"
 
-    def _file(self, fd: int) -> _File:
+    def _file(self, fd: int) -> _SimulatedFile:
         if (file := self._open.get(fd)) is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return file
 
-    def _file_at(self, path: str) -> _File:
+    def _file_at(self, path: str) -> _SimulatedFile:
         if (file := self._files.get(path)) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return file
@@ -455,7 +455,7 @@ class MemoryDisk:
         if length != len(file.current):
             file.change(length)
 
-    def _change_names(self, path: str, change: dict[str, _File | None]) -> None:
+    def _change_names(self, path: str, change: dict[str, _SimulatedFile | None]) -> None:
         _rename(self._files, change)
         self._pending_names.append((os.path.dirname(path), change))
 
@@ -481,7 +481,7 @@ class MemoryDisk:
         raise OSError(number, os.strerror(number), path)
 
 
-def _rename(files: dict[str, _File], change: dict[str, _File | None]) -> None:
+def _rename(files: dict[str, _SimulatedFile], change: dict[str, _SimulatedFile | None]) -> None:
     for path, file in change.items():
         if file is None:
             files.pop(path, None)

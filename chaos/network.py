@@ -62,7 +62,7 @@ class Network:
         return [(src, dst) for src in self._nodes for dst in self._nodes if src != dst]
 
 
-class _Stream:
+class _LaneStream:
     """One lane from one node to another."""
 
     __slots__ = ("arrives_at", "epoch", "frames", "opens_at")
@@ -104,7 +104,7 @@ class Wires:
         self._deliver = deliver
         self._buggify = buggify
         self._rng = rng
-        self._streams: dict[tuple[NodeId, NodeId, Lane], _Stream] = {}
+        self._streams: dict[tuple[NodeId, NodeId, Lane], _LaneStream] = {}
         self.blocked_frames = 0
         """The number of frames that cut links held up."""
 
@@ -151,18 +151,18 @@ class Wires:
                 for frame in frames:
                     self._at(stream.arrives_at, self._arrive_in, stream, stream.epoch, src, dst, frame)
 
-    def _stream(self, src: NodeId, dst: NodeId, lane: Lane) -> _Stream:
+    def _stream(self, src: NodeId, dst: NodeId, lane: Lane) -> _LaneStream:
         stream = self._streams.get((src, dst, lane))
         if stream is None:
-            stream = self._streams[src, dst, lane] = _Stream()
+            stream = self._streams[src, dst, lane] = _LaneStream()
         return stream
 
-    def _break(self, stream: _Stream) -> None:
+    def _break(self, stream: _LaneStream) -> None:
         stream.epoch += 1
         stream.frames = []
         stream.opens_at = self._now() + self._rng.uniform(0.0, 0.5 if self._buggify("slow-reconnect") else 0.03)
 
-    def _arrive_in(self, stream: _Stream, epoch: int, src: NodeId, dst: NodeId, frame: bytes) -> None:
+    def _arrive_in(self, stream: _LaneStream, epoch: int, src: NodeId, dst: NodeId, frame: bytes) -> None:
         if stream.epoch == epoch and not self._arrive(src, dst, frame):
             self._break(stream)
 

@@ -17,7 +17,7 @@ READ_SECONDS_MAX: Final = 3.0
 """Timeout of a read."""
 
 
-class _Batch:
+class _ReadBatch:
     """Reads that arrived during one turn; ``index`` is the one to be applied, once it is known."""
 
     __slots__ = ("callbacks", "ctx", "deadline", "index")
@@ -39,7 +39,7 @@ class ReadBarriers:
 
     def __init__(self) -> None:
         self.new_reads: list[OnRead] = []
-        self.open: deque[_Batch] = deque()
+        self.open: deque[_ReadBatch] = deque()
         self._last_ctx = 0
 
     def add(self, on_read: OnRead) -> None:
@@ -49,7 +49,7 @@ class ReadBarriers:
     def ask(self, now: float) -> int:
         """Start a batch with all new reads; returns its number for the core."""
         self._last_ctx += 1
-        self.open.append(_Batch(self._last_ctx, now + READ_SECONDS_MAX, self.new_reads))
+        self.open.append(_ReadBatch(self._last_ctx, now + READ_SECONDS_MAX, self.new_reads))
         self.new_reads = []
         return self._last_ctx
 
@@ -81,6 +81,6 @@ class ReadBarriers:
         return self.open[0].deadline if self.open else float("inf")
 
 
-def _answer(batch: _Batch, certain: bool) -> None:
+def _answer(batch: _ReadBatch, certain: bool) -> None:
     for callback in batch.callbacks:
         callback(certain)

@@ -135,7 +135,7 @@ def _place_column(name: str, queue_id: int, offsets: np.ndarray[Any, Any], sourc
             return pa.array(offsets)
 
 
-class _Table(NamedTuple):
+class _RecordTable(NamedTuple):
     """A decoded response: the wanted columns, bodies as stored, and the data for decompressing them."""
 
     columns: dict[str, Any]
@@ -147,7 +147,7 @@ class _Table(NamedTuple):
 # -- bodies --------------------------------------------------------------------------------------------------------
 
 
-def _inflate(table: _Table, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
+def _inflate(table: _RecordTable, source: Source, limits: BodyLimits, *, keep_bad: bool) -> Iterator[tuple[int, Any]]:
     """Yield runs of decompressed bodies: (number of the first record, binary array)."""
     body_column = table.columns["body"]
     compressed = (table.sys_flags & COMPRESSED) != 0
@@ -213,7 +213,7 @@ def _decode_together(
     names: Sequence[str],
     source: Source,
     without_bodies: bool,
-) -> _Table | None:
+) -> _RecordTable | None:
     """Decode all records at once; None if they must be decoded one by one: they differ in shape, have unusual texts, or
     are damaged.
     """
@@ -277,7 +277,7 @@ def _decode_together(
             case _:
                 columns[name] = pa.array(heads[name].astype(_TYPES[name].to_pandas_dtype()))
     chosen_columns = {name: columns[name] for name in names}
-    return _Table(chosen_columns, sys_flags, heads["queue_id"], heads["queue_offset"])
+    return _RecordTable(chosen_columns, sys_flags, heads["queue_id"], heads["queue_offset"])
 
 
 def _spans(buffer: Any, starts: np.ndarray[Any, Any], ends: np.ndarray[Any, Any], kind: Any) -> Any:
@@ -433,9 +433,9 @@ def _hosts(hosts: np.ndarray[Any, Any]) -> Any:
 # -- record by record --------------------------------------------------------------------------------------------
 
 
-def _decode_each(rows: Sequence[Row], names: Sequence[str], source: Source) -> _Table:
+def _decode_each(rows: Sequence[Row], names: Sequence[str], source: Source) -> _RecordTable:
     columns = {name: pa.array([_cell(row, name, source) for row in rows], _TYPES[name]) for name in names}
-    return _Table(
+    return _RecordTable(
         columns,
         np.array([row.sys_flag for row in rows], dtype=np.int32),
         np.array([row.queue_id for row in rows], dtype=np.int32),

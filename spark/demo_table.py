@@ -91,7 +91,7 @@ async def make_table(
             say(f"killed Spark's driver (SIGKILL) after commit {event['commit']} of the table")
 
     say("the topic becomes a table: raftmq table run lines.yaml")
-    command = _Command(cluster, environment, say)
+    command = _TableCommands(cluster, environment, say)
     if await command.run(table, "run", file, disturb) == 0:
         raise ServersFailed("the driver ended by itself before the demonstration could kill it")
     await cluster.start(table.follower)
@@ -103,7 +103,7 @@ async def make_table(
     await command.run(table, "verify", file)
 
 
-class _Command:
+class _TableCommands:
     """Runs `raftmq table`, one command after the other."""
 
     def __init__(self, cluster: DevCluster, environment: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -76,7 +76,7 @@ class WrittenRows:
 
 
 @dataclass(slots=True, eq=False)
-class _Producer:
+class _DestinationRows:
     """The rows of the task for one destination."""
 
     destination: Destination
@@ -88,10 +88,10 @@ class _Producer:
     nbytes: int = 0
 
 
-class _Batch(NamedTuple):
+class _BatchRequest(NamedTuple):
     """One request, resent as often as needed."""
 
-    producer: _Producer
+    producer: _DestinationRows
     first_row: int
     row_count: int
     group: str
@@ -137,7 +137,7 @@ class TaskWriter:
         self._wall_clock = wall_clock
         self._sleep = sleep
         self._routes: dict[str, TopicRoute] = {}
-        self._producers: dict[Destination, _Producer] = {}
+        self._producers: dict[Destination, _DestinationRows] = {}
         self._gathered_bytes = 0
         self._lines: dict[str, _GroupSender] = {}
         self._in_flight_bytes = 0
@@ -190,13 +190,13 @@ class TaskWriter:
         elif self._gathered_bytes > self._limits.gathered_bytes_max:
             self._send_gathered()
 
-    def _new_producer(self, destination: Destination) -> _Producer:
+    def _new_producer(self, destination: Destination) -> _DestinationRows:
         if len(self._producers) >= self._limits.destinations_max:
             raise WriteFailed(
                 f"Spark partition {self._partition} has rows for more than {self._limits.destinations_max} topics and "
                 f"queues, the last one {destination}; repartition by topic and queue, so that each task writes to few"
             )
-        producer = _Producer(destination, producer_id(self._job, self._partition, destination))
+        producer = _DestinationRows(destination, producer_id(self._job, self._partition, destination))
         self._producers[destination] = producer
         return producer
 
@@ -205,7 +205,7 @@ class TaskWriter:
             if producer.messages:
                 self._send(producer)
 
-    def _send(self, producer: _Producer) -> None:
+    def _send(self, producer: _DestinationRows) -> None:
         """Send the gathered rows of a producer, as soon as there is room for another request in flight."""
         messages, producer.messages = producer.messages or [], None
         self._gathered_bytes -= producer.nbytes
@@ -222,7 +222,7 @@ class TaskWriter:
         while line.under_way and (not line.is_trusted or line.connection is None or line.has_input):
             self._receive_one(line)
 
-    def _batch(self, producer: _Producer, messages: list[Message]) -> _Batch:
+    def _batch(self, producer: _DestinationRows, messages: list[Message]) -> _BatchRequest:
         destination = producer.destination
         group, queue_id = self._choose_queue(producer)
         flag, body = encode_messages(messages, self._options.codec)
@@ -243,11 +243,11 @@ class TaskWriter:
             batch="true",
             broker_name=group,
         )
-        return _Batch(producer, first, len(messages), group, ext, body)
+        return _BatchRequest(producer, first, len(messages), group, ext, body)
 
     # -- places ------------------------------------------------------------------------------------------------------
 
-    def _choose_queue(self, producer: _Producer) -> tuple[str, int]:
+    def _choose_queue(self, producer: _DestinationRows) -> tuple[str, int]:
         """Choose the broker group and queue of a producer's next batch. Successive batches use different queues."""
         topic, broker_name, queue_id = producer.destination
         queues = self._route(topic).write_queues
@@ -293,7 +293,7 @@ class TaskWriter:
             # Of several groups the one with the most in flight.
             self._receive_one(max(self._lines.values(), key=lambda line: len(line.under_way)))
 
-    def _post(self, line: _GroupSender, batch: _Batch) -> None:
+    def _post(self, line: _GroupSender, batch: _BatchRequest) -> None:
         while len(line.under_way) >= _UNDER_WAY_MAX:
             self._receive_one(line)
         line.under_way.append(request := _BatchInFlight(batch))
@@ -327,7 +327,7 @@ class TaskWriter:
                 f"{batch.rows} were refused: broker group {ServerError(line.group, response.code, response.remark)}"
             )
 
-    def _on_stored(self, line: _GroupSender, batch: _Batch, response: BrokerResponse) -> None:
+    def _on_stored(self, line: _GroupSender, batch: _BatchRequest, response: BrokerResponse) -> None:
         already = response.ext.get(ALREADY_STORED)
         if already is None:
             raise WriteFailed(
@@ -372,7 +372,7 @@ class TaskWriter:
 class _BatchInFlight:
     """A batch in flight; ``opaque`` is the request's number on its connection, None until it was sent."""
 
-    batch: _Batch
+    batch: _BatchRequest
     opaque: int | None = None
 
 

@@ -54,7 +54,7 @@ class PollingJob:
         return replace(self, begin=begin)
 
 
-class _Consumer:
+class _PollingConsumer:
     """One consumer with one pull in flight."""
 
     def __init__(self, job: PollingJob, queue_id: int) -> None:
@@ -94,7 +94,7 @@ def due_times(records: bytes | memoryview) -> Iterator[float]:
         at += struct.unpack_from(">i", records, at)[0]
 
 
-class _Sender:
+class _DueSender:
     """Sends due messages, and discards the answers."""
 
     def __init__(self, job: PollingJob) -> None:
@@ -119,11 +119,11 @@ class _Sender:
 
 def generate(job: PollingJob) -> Report:
     """Send and receive until the last window ends. Raises LoadFailed, OSError."""
-    consumers = {each.sock.fileno(): each for each in (_Consumer(job, n) for n in range(job.consumers))}
+    consumers = {each.sock.fileno(): each for each in (_PollingConsumer(job, n) for n in range(job.consumers))}
     epoll = select.epoll()
     for fd in consumers:
         epoll.register(fd, select.EPOLLIN)
-    sender = _Sender(job)
+    sender = _DueSender(job)
     epoll.register(sender.sock.fileno(), select.EPOLLIN)
     windows = [array("d") for _ in range(job.windows)]
     unused_samples = array("d")

@@ -54,7 +54,7 @@ def count_decode(counter: Counting) -> None:
         decode(ROUNDS)
 
 
-class _Log:
+class _DiscardingLog:
     """Accepts every entry, and keeps none."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Log:
         return self.index
 
 
-class _Client:
+class _DiscardingConnection:
     """A connection whose data is discarded."""
 
     host = HOST
@@ -84,7 +84,7 @@ class _Client:
 
 def count_append(counter: Counting) -> None:
     """Count the instructions from validated requests to a log entry, and from its commit to the responses."""
-    log, client = _Log(), _Client()
+    log, client = _DiscardingLog(), _DiscardingConnection()
     appender = Appender(
         log=log,
         store_host=HOST,

@@ -22,7 +22,7 @@ WARM_UP, ROUNDS = 5, 30
 _STEP_SECONDS = 0.05
 
 
-class _Clock:
+class _GateClock:
     def __init__(self) -> None:
         self.now = 1000.0
 
@@ -30,7 +30,7 @@ class _Clock:
         return self.now
 
 
-class _Member:
+class _GateReplica:
     """A replica, its transport and its application."""
 
     def __init__(self, node_id: NodeId, directory: Path, clock: Callable[[], float]) -> None:
@@ -100,7 +100,7 @@ class _Member:
         self._log.close()
 
 
-def _exchange(leader: _Member, follower: _Member, follower_frames: list[bytes]) -> None:
+def _exchange(leader: _GateReplica, follower: _GateReplica, follower_frames: list[bytes]) -> None:
     """Pass frames until none are left; appends the frames that the follower got to ``follower_frames``."""
     while leader.outbox or follower.outbox:
         frames, leader.outbox = leader.outbox, []
@@ -114,8 +114,8 @@ def _exchange(leader: _Member, follower: _Member, follower_frames: list[bytes]) 
 
 def count_replication(counter: Counting, directory: Path) -> None:
     """Count the instructions of entries of 32 messages: the leader's, from append to commit, and the follower's."""
-    clock = _Clock()
-    leader, follower = _Member(LEADER, directory / "n0", clock), _Member(FOLLOWER, directory / "n1", clock)
+    clock = _GateClock()
+    leader, follower = _GateReplica(LEADER, directory / "n0", clock), _GateReplica(FOLLOWER, directory / "n1", clock)
     frames: list[bytes] = []
     while not leader.replica.core.ready:
         clock.now += _STEP_SECONDS
@@ -138,7 +138,7 @@ def count_replication(counter: Counting, directory: Path) -> None:
     warm = len(frames)
     with counter.count("replicate, leader and follower", ROUNDS * MESSAGES_PER_ENTRY):
         replicate(ROUNDS)
-    again = _Member(FOLLOWER, directory / "n1-again", clock)
+    again = _GateReplica(FOLLOWER, directory / "n1-again", clock)
     for frame in frames[:warm]:
         again.take(LEADER, frame)
     with counter.count("append as a follower", ROUNDS * MESSAGES_PER_ENTRY):

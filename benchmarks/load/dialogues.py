@@ -160,7 +160,7 @@ def _check(response: Response) -> None:
         raise LoadFailed(f"the broker answers {response.code}: {response.remark}")
 
 
-class _Connection:
+class _DialogueConnection:
     def __init__(self, address: tuple[str, int]) -> None:
         self.sock = socket.create_connection(address)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -185,7 +185,7 @@ def run(job: DialogueJob) -> DialogueReport:
         nonlocal count
         count += more
 
-    connections = [_Connection(job.address) for _ in range(job.connections)]
+    connections = [_DialogueConnection(job.address) for _ in range(job.connections)]
     poll = select.epoll()
     by_fd = {connection.sock.fileno(): connection for connection in connections}
     for fd in by_fd:

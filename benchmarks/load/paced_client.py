@@ -51,7 +51,7 @@ class PacedReport:
     """Errors of sends, each once."""
 
 
-class _Client:
+class _PacedConnection:
     def __init__(self, job: PacedSendJob) -> None:
         self._job = job
         self.report = PacedReport()
@@ -125,4 +125,4 @@ async def run_paced_client(job: PacedSendJob) -> PacedReport:
 
 
 if __name__ == "__main__":
-    do_job(PacedSendJob, lambda job: run_trio(_Client(job).run), ClientError)
+    do_job(PacedSendJob, lambda job: run_trio(_PacedConnection(job).run), ClientError)

@@ -66,7 +66,7 @@ class _HandlerFailed(Exception):
     """The error that the handler raises for some messages."""
 
 
-class _Clients:
+class _IdleClients:
     def __init__(self, job: MemoryJob) -> None:
         self._job = job
         self.report = MemoryReport()
@@ -154,4 +154,4 @@ class _Clients:
 
 if __name__ == "__main__":
     logging.getLogger("mq.client").setLevel(logging.CRITICAL)  # the failures of the handler are on purpose
-    do_job(MemoryJob, lambda job: run_trio(_Clients(job).run), ClientError)
+    do_job(MemoryJob, lambda job: run_trio(_IdleClients(job).run), ClientError)

@@ -105,7 +105,7 @@ async def measure_follower(args: Arguments, directory: Path, note: Note) -> None
             for node_id in cluster.node_ids:
                 pin(cluster.pid(node_id), own if node_id == leader else others)
             forget(cluster.directory / follower)
-            reader = _Reader(cluster, leader, follower, frames, others)
+            reader = _FollowerReader(cluster, leader, follower, frames, others)
             messages, cpu, seconds = await produce_beside(cluster, args, leader, own, reader.read)
             cost = cost_of(messages, cpu, seconds, reader.reads)
             if await cluster.leader() != leader:
@@ -131,7 +131,7 @@ async def measure_follower(args: Arguments, directory: Path, note: Note) -> None
                 )
 
 
-class _Reader:
+class _FollowerReader:
     """A consumer at the follower; ``share`` is the CPU time that it uses there and itself, over time."""
 
     def __init__(

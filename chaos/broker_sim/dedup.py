@@ -40,7 +40,7 @@ _FORGOTTEN_KINDS = "plain", "short-lived"
 """Messages that may be stored as often as they are sent."""
 
 
-class _Part(NamedTuple):
+class _EntryPart(NamedTuple):
     """The messages of a batch that must follow in the same entry."""
 
     producer: str
@@ -60,7 +60,7 @@ class Dedup(Workload):
         self._level = 1
         self._batches: dict[str, list[SentMessage]] = {f"b{producer}": [] for producer in range(_PRODUCERS)}
         """The messages that each producer of batches has sent, by number."""
-        self._part: _Part | None = None
+        self._part: _EntryPart | None = None
         self._placeless_values: set[int] = set()
         """Values that were acknowledged without a place."""
 
@@ -150,7 +150,7 @@ class Dedup(Workload):
         if range_ is not None:
             if part is not None:
                 raise Violation(f"half a batch: {part} should follow, but {commit.place} follows")
-            part = _Part(range_.producer, range_.first, range_.last)
+            part = _EntryPart(range_.producer, range_.first, range_.last)
         message = self.ledger.messages[commit.value]
         if part is None or (part.producer, part.next) != (message.details["producer"], message.details["number"]):
             raise Violation(f"half a batch: {part} should follow, but {commit.place} is {message}")

@@ -60,7 +60,7 @@ _Name = tuple[int, int]
 """Start and pop time of a checkpoint."""
 
 
-class _Pop(NamedTuple):
+class _PopCheckpoint(NamedTuple):
     """The checkpoint of the pop that a message is in."""
 
     start: QueueOffset
@@ -108,7 +108,7 @@ def decode_pop(response: ClientResponse) -> list[tuple[StoredMessage, Receipt]]:
     return pairs
 
 
-_NOWHERE = _Pop(QueueOffset(-1), -1, -1)
+_NOWHERE = _PopCheckpoint(QueueOffset(-1), -1, -1)
 
 
 class Pop(Workload):
@@ -120,7 +120,7 @@ class Pop(Workload):
         self._retry_topic = pop_retry_topic(_GROUP, self.topic)
         self._consumers = [Client(cluster, 100 + number) for number in range(_CONSUMERS)]
         self._next_offsets: dict[tuple[str, int], int] = {}
-        self._open: dict[MessageAt, _Pop] = {}
+        self._open: dict[MessageAt, _PopCheckpoint] = {}
         self._pops: dict[MessageAt, set[tuple[int, int]]] = {}
         self._successors: dict[tuple[MessageAt, _Name], _Name] = {}
         """The next checkpoint after each one that a message has left by being postponed."""
@@ -128,7 +128,7 @@ class Pop(Workload):
         self._handed_out: Counter[MessageAt] = Counter()
         self._acks: dict[MessageAt, set[_Name]] = {}
         """The receipts with which messages may have been acknowledged."""
-        self._ends: list[tuple[MessageAt, _Pop]] = []
+        self._ends: list[tuple[MessageAt, _PopCheckpoint]] = []
         self._copies: dict[str, list[CommittedRecord]] = {}
         self._priorities: Priorities | None = None
         self._is_created = True
@@ -364,7 +364,9 @@ class Pop(Workload):
                 if self._is_open(place, command.start, command.pop_time_ms):
                     name = command.start, command.pop_time_ms
                     self._successors[place, name] = command.offset, command.new_pop_time_ms
-                    until = _Pop(command.offset, command.new_pop_time_ms, command.invisible_ms, command.suspended)
+                    until = _PopCheckpoint(
+                        command.offset, command.new_pop_time_ms, command.invisible_ms, command.suspended
+                    )
                     self._open_pop(place, until)
             case _:
                 pass
@@ -380,9 +382,11 @@ class Pop(Workload):
             raise Violation(f"pop: {command} takes messages that are not in the log; the queue has {there}")
         self._next_offsets[key] = command.next_offset
         for offset in offsets:
-            self._open_pop(MessageAt(*key, offset), _Pop(command.start, command.pop_time_ms, command.invisible_ms))
+            self._open_pop(
+                MessageAt(*key, offset), _PopCheckpoint(command.start, command.pop_time_ms, command.invisible_ms)
+            )
 
-    def _open_pop(self, place: MessageAt, pop: _Pop) -> None:
+    def _open_pop(self, place: MessageAt, pop: _PopCheckpoint) -> None:
         self._open[place] = pop
         self._pops.setdefault(place, set()).add(pop[:2])
 

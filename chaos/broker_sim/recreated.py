@@ -54,7 +54,7 @@ class RecreatedTopic(Workload):
         self._exists = False
         self._commands: list[DeleteTopic | PutTopic | RestoreTopic | ForgetTopic] = []
         """The commands about the topic in the present entry, whose messages come first."""
-        self._restorable: _DeletedTopic | None = None
+        self._restorable: _DeletedTopicQueues | None = None
         self._read_positions: set[int] = set()
         """Physical offsets of records that the reader got."""
         self._waited_from: dict[int, int] = {}
@@ -213,7 +213,7 @@ class RecreatedTopic(Workload):
     def _on_delete(self, command: DeleteTopic) -> None:
         self.counts["deletions"] += 1
         if self._exists and command.restorable:
-            self._restorable = _DeletedTopic(self.ledger.begins_of(self.topic), {})
+            self._restorable = _DeletedTopicQueues(self.ledger.begins_of(self.topic), {})
         elif not command.restorable:
             self._restorable = None
         if self._restorable is not None:
@@ -260,7 +260,7 @@ class RecreatedTopic(Workload):
                 raise Violation(f"skipped: the reader of queue {queue_id} did not get {gap.place}")
 
 
-class _DeletedTopic:
+class _DeletedTopicQueues:
     """The queues of a deleted topic: their first offsets and their records, with those stored after the deletion."""
 
     def __init__(self, begins: dict[int, int], queues: dict[int, list[CommittedRecord]]) -> None:

@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _Append:
+class _ClientAppend:
     """A client's append: the acknowledged index when it began, and whether it was refused."""
 
     acked_index: int
@@ -58,7 +58,7 @@ class History:
         self._durable = durable
         self._leaders: dict[int, NodeId] = {}
         self._votes: dict[tuple[int, NodeId], NodeId] = {}
-        self._appends: dict[int, _Append] = {}
+        self._appends: dict[int, _ClientAppend] = {}
         self._index_of: dict[int, int] = {}
         self.committed: list[Entry] = []
         self._committed_in: list[int] = []
@@ -73,7 +73,7 @@ class History:
     def begin_append(self, value: int) -> None:
         """Record that a client begins to append ``value``, which it does once."""
         assert value not in self._appends, f"value {value} is asked for a second time"
-        self._appends[value] = _Append(self.acked_index)
+        self._appends[value] = _ClientAppend(self.acked_index)
 
     def refuse(self, value: int) -> None:
         """Record that a client was told that ``value`` was not appended and never will be."""

@@ -75,7 +75,7 @@ class Server(ThreadingHTTPServer):
         self._delay = directory / _DELAY
         for path in (self.objects, self.uploads):
             path.mkdir(parents=True, exist_ok=True)
-        super().__init__(address, _Handler)
+        super().__init__(address, _StorageHandler)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore clients that have closed their connection."""
@@ -93,7 +93,7 @@ class Server(ThreadingHTTPServer):
         sys.stdout.flush()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _StorageHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server  # type: ignore[mutable-override]
 
@@ -264,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 for _method in ("GET", "HEAD", "PUT", "POST", "DELETE"):
-    setattr(_Handler, f"do_{_method}", _Handler.serve)
+    setattr(_StorageHandler, f"do_{_method}", _StorageHandler.serve)
 
 
 def _tag(path: Path) -> str | None:

@@ -101,7 +101,7 @@ def _page(title: str, body: str) -> str:
     )
 
 
-class _Handler(SimpleHTTPRequestHandler):
+class _ReportHandler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer with the list, a comparison, or a file of a run."""
         url = urlsplit(self.path)
@@ -132,4 +132,4 @@ class _Handler(SimpleHTTPRequestHandler):
 
 def open_server(store: Path, port: int) -> ThreadingHTTPServer:
     """Serve the runs of a directory on the loopback address. Port 0: any free one. Raises OSError."""
-    return ThreadingHTTPServer((HOST, port), partial(_Handler, directory=str(store)))
+    return ThreadingHTTPServer((HOST, port), partial(_ReportHandler, directory=str(store)))

@@ -128,7 +128,7 @@ async def serve(
             replicas=len(settings.members),
             reason="with one replica less it would tolerate as many failures",
         )
-    host = _Host(settings, limits, await _store_ip(settings), log, on_broker)
+    host = _BrokerHost(settings, limits, await _store_ip(settings), log, on_broker)
     failure: StartRefused | SegmentError | None = None
     async with trio.open_nursery() as nursery:
         listeners = await _metrics_listeners(settings, log)
@@ -144,7 +144,7 @@ async def serve(
         raise failure
 
 
-async def _serve(settings: BrokerSettings, host: _Host, log: Log, task_status: trio.TaskStatus[None]) -> None:
+async def _serve(settings: BrokerSettings, host: _BrokerHost, log: Log, task_status: trio.TaskStatus[None]) -> None:
     try:
         refuse_newer_formats(str(settings.data_dir), str(settings.log_dir / SNAPSHOT_NAME))
     except FormatTooNew as error:
@@ -222,7 +222,7 @@ async def _with_segment_bytes(
         raise StartRefused(str(error)) from error
 
 
-class _Host:
+class _BrokerHost:
     """Builds a new broker for each run of its node. ``started`` is set once the first is complete.
 
     Raises StartRefused if the accounts file is invalid.

@@ -17,7 +17,7 @@ KEEP_ALIVE_TURNS: Final = 5
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenPage:
     text: SharedAnswer[str]
     tabs: int
 
@@ -28,7 +28,7 @@ class Fragments:
     def __init__(self, streams_max: int) -> None:
         self._streams_max = streams_max
         self._streams = 0
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, _OpenPage] = {}
 
     @property
     def streams(self) -> int:
@@ -45,7 +45,7 @@ class Fragments:
         self._streams += 1
         fragment = self._open.get(key)
         if fragment is None:
-            self._open[key] = _Open(SharedAnswer(make, LIVE_SECONDS / 2), 1)
+            self._open[key] = _OpenPage(SharedAnswer(make, LIVE_SECONDS / 2), 1)
         else:
             fragment.tabs += 1
 

@@ -25,7 +25,7 @@ class LoginRefused(Exception):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenUser:
     watch: Watch
     scope: trio.CancelScope
     sessions: int = 0
@@ -47,7 +47,7 @@ class Users:
         self._own = own
         self._nursery = nursery
         self._lock = trio.Lock()
-        self._open: dict[Credentials | None, _Open] = {}
+        self._open: dict[Credentials | None, _OpenUser] = {}
         self._of_session: dict[str, Credentials | None] = {}
 
     async def enter(self, session: str, credentials: Credentials | None) -> None:
@@ -76,12 +76,12 @@ class Users:
         return self._open[self._of_session[session]].watch
 
     async def _serve(
-        self, credentials: Credentials | None, task_status: trio.TaskStatus[_Open] = trio.TASK_STATUS_IGNORED
+        self, credentials: Credentials | None, task_status: trio.TaskStatus[_OpenUser] = trio.TASK_STATUS_IGNORED
     ) -> None:
         remoting = self._own if credentials is None else replace(self._own, credentials=credentials)
         with trio.CancelScope() as scope:
             async with Watch.open(self._namesrv, remoting, self._tail_limits) as watch:
-                task_status.started(_Open(watch, scope))
+                task_status.started(_OpenUser(watch, scope))
                 await trio.sleep_forever()
 
     async def check(self, credentials: Credentials) -> None:

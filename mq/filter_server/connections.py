@@ -96,7 +96,7 @@ class Connections:
             return
         self.figures.connections += 1
         try:
-            await _Connection(self, await self._secure(stream), address).run()
+            await _ConsumerConnection(self, await self._secure(stream), address).run()
         except FrameError as error:
             self.log.warning("bad_frame", peer=address, error=error.reason)
         except TlsFailed as error:
@@ -132,7 +132,7 @@ class _Judgement:
         self.paid_at = paid_at
 
 
-class _Connection:
+class _ConsumerConnection:
     def __init__(self, server: Connections, stream: Stream, address: str) -> None:
         self._server = server
         self._stream = stream

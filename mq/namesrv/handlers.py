@@ -76,7 +76,7 @@ _DENIAL_SECONDS: Final = 60.0
 """A denied request is logged so often at most, for each request code: anybody can send them by the thousand."""
 
 
-class _Response:
+class _ResponseContent:
     """The content of a response."""
 
     __slots__ = ("body", "code", "ext", "remark")
@@ -123,7 +123,7 @@ class Handlers:
         self._denied_count = 0
         self._denials_logged: dict[int, float] = {}  # by request code
         self.close_connection: Callable[[Hashable], None] = lambda connection: None
-        self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _Response]]] = {
+        self._by_type: Final[dict[type[Request], Callable[[Any, memoryview, Hashable], _ResponseContent]]] = {
             RegisterBroker: self._register_broker,
             UnregisterBroker: self._unregister_broker,
             QueryDataVersion: self._query_data_version,
@@ -175,7 +175,7 @@ class Handlers:
             request, body, connection
         )
         if len(answer.body) > _ANSWER_BYTES_MAX:
-            answer = _Response(
+            answer = _ResponseContent(
                 ResponseCode.SYSTEM_ERROR,
                 remark=f"the answer has {len(answer.body)} bytes, {_ANSWER_BYTES_MAX} fit into a frame",
             )
@@ -207,7 +207,7 @@ class Handlers:
         header: memoryview,
         body: memoryview,
         connection: Hashable,
-    ) -> _Response | None:
+    ) -> _ResponseContent | None:
         """The answer to a request that its sender may not make; None if it may."""
         if self._accounts is None:
             return None
@@ -222,13 +222,13 @@ class Handlers:
             self._log.warning(
                 "request_denied", peer=connection, code=request.code, reason=reason, denied=self._denied_count
             )
-        return _Response(ResponseCode.NO_PERMISSION, remark=reason)
+        return _ResponseContent(ResponseCode.NO_PERMISSION, remark=reason)
 
-    def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _Response:
+    def _answer(self, request: Request | UnknownRequest, body: memoryview, connection: Hashable) -> _ResponseContent:
         handler = None if isinstance(request, UnknownRequest) else self._by_type.get(type(request))
         if handler is None:
             self._log.info("request_not_supported", peer=connection, code=request.code)
-            return _Response(
+            return _ResponseContent(
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=f" request type {request.code} not supported"
             )
         try:
@@ -236,14 +236,16 @@ class Handlers:
         except (BodyError, TableFull, NameTooLong, NameUnusual, KvInvalid, ConfigInvalid, ConfigForbidden) as error:
             self._log.warning("request_refused", peer=connection, code=request.code, error=str(error))
             forbidden = isinstance(error, ConfigForbidden)
-            return _Response(ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error))
+            return _ResponseContent(
+                ResponseCode.NO_PERMISSION if forbidden else ResponseCode.SYSTEM_ERROR, remark=str(error)
+            )
 
     # -- brokers -------------------------------------------------------------------------------------------------------
 
-    def _register_broker(self, request: RegisterBroker, body: memoryview, connection: Hashable) -> _Response:
+    def _register_broker(self, request: RegisterBroker, body: memoryview, connection: Hashable) -> _ResponseContent:
         ext = request.ext
         if ext.body_crc32 != 0 and zlib.crc32(body) & CRC_MASK != ext.body_crc32:
-            return _Response(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
+            return _ResponseContent(ResponseCode.SYSTEM_ERROR, remark="crc32 not match")
         registration = RegisterBrokerBody.decode(body, compressed=ext.compressed) if body else RegisterBrokerBody()
         broker = _broker(ext)
         result = self._table.register_broker(
@@ -258,36 +260,38 @@ class Handlers:
         if not result.accepted:
             self._log.warning("registration_ignored", **_fields(broker), reason="a newer broker has this id")
         order = self._kv.of_namespace(ORDER_TOPIC_NAMESPACE)
-        return _Response(ext=_leader_fields(result), body=KVTable(dict(order)).encode() if order else b"")
+        return _ResponseContent(ext=_leader_fields(result), body=KVTable(dict(order)).encode() if order else b"")
 
-    def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _Response:
+    def _unregister_broker(self, request: UnregisterBroker, body: memoryview, connection: Hashable) -> _ResponseContent:
         broker = _broker(request.ext)
         registered_by = self._table.unregister_broker(broker)
         if registered_by is not None:
             self._log.info("broker_unregistered", **_fields(broker))
             if registered_by != connection:
                 self.close_connection(registered_by)
-        return _Response()
+        return _ResponseContent()
 
-    def _query_data_version(self, request: QueryDataVersion, body: memoryview, connection: Hashable) -> _Response:
+    def _query_data_version(
+        self, request: QueryDataVersion, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
         is_changed, version = self._table.query_data_version(
             self._clock(), _broker(request.ext), DataVersion.decode(body) if body else DataVersion()
         )
-        return _Response(
+        return _ResponseContent(
             ext={"changed": "true" if is_changed else "false"}, body=b"" if version is None else version.encode()
         )
 
-    def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _Response:
+    def _heartbeat(self, request: BrokerHeartbeat, body: memoryview, connection: Hashable) -> _ResponseContent:
         ext = request.ext
         self._table.heartbeat(self._clock(), ext.address, _seconds(ext.heartbeat_timeout_millis))
-        return _Response()
+        return _ResponseContent()
 
     # -- queries -------------------------------------------------------------------------------------------------------
 
-    def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _Response:
+    def _route(self, request: GetRouteinfoByTopic, body: memoryview, connection: Hashable) -> _ResponseContent:
         route = self._table.route(request.ext.topic)
         if route is None:
-            return _Response(
+            return _ResponseContent(
                 ResponseCode.TOPIC_NOT_EXIST,
                 remark=f"No topic route info in name server for the topic: {request.ext.topic}",
             )
@@ -295,88 +299,102 @@ class Handlers:
             order = self._kv.get(ORDER_TOPIC_NAMESPACE, request.ext.topic)
             if order is not None:
                 route.order_topic_conf = order
-        return _Response(body=route.encode())
+        return _ResponseContent(body=route.encode())
 
-    def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _Response:
-        return _Response(body=self._table.cluster_info().encode())
+    def _cluster_info(self, request: GetBrokerClusterInfo, body: memoryview, connection: Hashable) -> _ResponseContent:
+        return _ResponseContent(body=self._table.cluster_info().encode())
 
-    def _topic_list(self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable) -> _Response:
-        return _Response(body=TopicList(self._table.topic_list()).encode())
+    def _topic_list(
+        self, request: GetAllTopicListFromNameserver, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
+        return _ResponseContent(body=TopicList(self._table.topic_list()).encode())
 
-    def _topics_by_cluster(self, request: GetTopicsByCluster, body: memoryview, connection: Hashable) -> _Response:
-        return _Response(body=TopicList(self._table.topic_list(request.ext.cluster)).encode())
+    def _topics_by_cluster(
+        self, request: GetTopicsByCluster, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
+        return _ResponseContent(body=TopicList(self._table.topic_list(request.ext.cluster)).encode())
 
-    def _reserved_topics(self, request: GetSystemTopicListFromNs, body: memoryview, connection: Hashable) -> _Response:
+    def _reserved_topics(
+        self, request: GetSystemTopicListFromNs, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
         names, address = self._table.reserved_topics()
-        return _Response(body=TopicList(names, address).encode())
+        return _ResponseContent(body=TopicList(names, address).encode())
 
     def _unit_topics(
         self,
         request: GetUnitTopicList | GetHasUnitSubTopicList | GetHasUnitSubUnunitTopicList,
         body: memoryview,
         connection: Hashable,
-    ) -> _Response:
+    ) -> _ResponseContent:
         without = UNIT_FLAG if isinstance(request, GetHasUnitSubUnunitTopicList) else 0
         flag = UNIT_FLAG if isinstance(request, GetUnitTopicList) else UNIT_SUBSCRIBED_FLAG
-        return _Response(body=TopicList(self._table.topics_with(flag=flag, without=without)).encode())
+        return _ResponseContent(body=TopicList(self._table.topics_with(flag=flag, without=without)).encode())
 
-    def _member_group(self, request: GetBrokerMemberGroup, body: memoryview, connection: Hashable) -> _Response:
+    def _member_group(self, request: GetBrokerMemberGroup, body: memoryview, connection: Hashable) -> _ResponseContent:
         members = self._table.member_group(request.ext.cluster, request.ext.broker_name)
-        return _Response(body=BrokerMemberGroup(members).encode())
+        return _ResponseContent(body=BrokerMemberGroup(members).encode())
 
     # -- administration ------------------------------------------------------------------------------------------------
 
-    def _register_topic(self, request: RegisterTopicInNamesrv, body: memoryview, connection: Hashable) -> _Response:
+    def _register_topic(
+        self, request: RegisterTopicInNamesrv, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
         self._table.register_topic(request.ext.topic, Route.decode(body).queue_datas if body else ())
         self._log.info("topic_registered", topic=request.ext.topic, peer=connection)
-        return _Response()
+        return _ResponseContent()
 
-    def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _Response:
+    def _delete_topic(self, request: DeleteTopicInNamesrv, body: memoryview, connection: Hashable) -> _ResponseContent:
         self._table.delete_topic(request.ext.topic, request.ext.cluster_name or None)
         self._log.info("topic_deleted", topic=request.ext.topic, peer=connection)
-        return _Response()
+        return _ResponseContent()
 
-    def _wipe_write_perm(self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable) -> _Response:
+    def _wipe_write_perm(
+        self, request: WipeWritePermOfBroker, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
         count = self._table.wipe_write_perm(request.ext.broker_name)
         self._log.info("write_perm_wiped", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Response(ext=WipedTopicsReply(wipe_topic_count=count).fields())
+        return _ResponseContent(ext=WipedTopicsReply(wipe_topic_count=count).fields())
 
-    def _add_write_perm(self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable) -> _Response:
+    def _add_write_perm(
+        self, request: AddWritePermOfBroker, body: memoryview, connection: Hashable
+    ) -> _ResponseContent:
         count = self._table.add_write_perm(request.ext.broker_name)
         self._log.info("write_perm_added", group=request.ext.broker_name, topics=count, peer=connection)
-        return _Response(ext=AddedTopicsReply(add_topic_count=count).fields())
+        return _ResponseContent(ext=AddedTopicsReply(add_topic_count=count).fields())
 
-    def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _Response:
+    def _put_kv(self, request: PutKvConfig, body: memoryview, connection: Hashable) -> _ResponseContent:
         self._kv.put(request.ext.namespace, request.ext.key, request.ext.value)
-        return _Response()
+        return _ResponseContent()
 
-    def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _Response:
+    def _get_kv(self, request: GetKvConfig, body: memoryview, connection: Hashable) -> _ResponseContent:
         value = self._kv.get(request.ext.namespace, request.ext.key)
         if value is None:
-            return _Response(
+            return _ResponseContent(
                 ResponseCode.QUERY_NOT_FOUND,
                 remark=f"No config item, Namespace: {request.ext.namespace} Key: {request.ext.key}",
             )
-        return _Response(ext={"value": value})
+        return _ResponseContent(ext={"value": value})
 
-    def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _Response:
+    def _delete_kv(self, request: DeleteKvConfig, body: memoryview, connection: Hashable) -> _ResponseContent:
         self._kv.delete(request.ext.namespace, request.ext.key)
-        return _Response()
+        return _ResponseContent()
 
-    def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _Response:
+    def _kv_list(self, request: GetKvlistByNamespace, body: memoryview, connection: Hashable) -> _ResponseContent:
         values = self._kv.of_namespace(request.ext.namespace)
         if values is None:
-            return _Response(ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}")
-        return _Response(body=KVTable(dict(values)).encode())
+            return _ResponseContent(
+                ResponseCode.QUERY_NOT_FOUND, remark=f"No config item, Namespace: {request.ext.namespace}"
+            )
+        return _ResponseContent(body=KVTable(dict(values)).encode())
 
-    def _get_config(self, request: GetNamesrvConfig, body: memoryview, connection: Hashable) -> _Response:
-        return _Response(body=encode_properties(self._config.properties()))
+    def _get_config(self, request: GetNamesrvConfig, body: memoryview, connection: Hashable) -> _ResponseContent:
+        return _ResponseContent(body=encode_properties(self._config.properties()))
 
-    def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _Response:
+    def _update_config(self, request: UpdateNamesrvConfig, body: memoryview, connection: Hashable) -> _ResponseContent:
         properties = decode_properties(body)
         self._config.update(properties)
         self._log.info("config_changed", settings=sorted(properties), peer=connection)
-        return _Response()
+        return _ResponseContent()
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -89,7 +89,7 @@ class _Live:
 
 
 @dataclass(slots=True)
-class _Group:
+class _GroupRoutes:
     cluster: str
     addresses: dict[int, str] = field(default_factory=dict)
     topics_version: DataVersion | None = None
@@ -111,7 +111,7 @@ class RouteTable:
         self._expiry_seconds = expiry_seconds
         self._limits = limits or TableLimits()
         self._live: dict[str, _Live] = {}
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _GroupRoutes] = {}
         self._topics: dict[str, dict[str, QueueData]] = {}
         self._routes = 0
 
@@ -142,7 +142,7 @@ class RouteTable:
         before = self._live.get(broker.address)
         if before is not None and before.broker.group != broker.group:
             self._remove(before)
-        group = self._groups.setdefault(broker.group, _Group(broker.cluster))
+        group = self._groups.setdefault(broker.group, _GroupRoutes(broker.cluster))
         group.cluster = broker.cluster
         self._unlist(group, broker.address)
         old_address = group.addresses.get(broker.broker_id)
@@ -255,7 +255,7 @@ class RouteTable:
     def member_group(self, cluster: str, name: str) -> BrokerData:
         """Return the brokers of one group; none if the group is not in this cluster."""
         group = self._groups.get(name)
-        return _broker_data(name, _Group(cluster) if group is None or group.cluster != cluster else group)
+        return _broker_data(name, _GroupRoutes(cluster) if group is None or group.cluster != cluster else group)
 
     def reserved_topics(self) -> tuple[list[str], str]:
         """Return the names of clusters and groups, which are also names of topics, and the address of any broker."""
@@ -329,7 +329,7 @@ class RouteTable:
         if new and self._routes + new > self._limits.routes_max:
             raise TableFull("topics of broker groups, or would have more than that of", self._limits.routes_max)
 
-    def _newer_holder(self, group: _Group, broker: BrokerId, version: DataVersion) -> _Live | None:
+    def _newer_holder(self, group: _GroupRoutes, broker: BrokerId, version: DataVersion) -> _Live | None:
         """The live broker that holds this id with a newer state, such as a later term: then this registration is
         outdated.
         """
@@ -376,7 +376,7 @@ class RouteTable:
             self._forget_topics(broker.group, keep=())
 
     @staticmethod
-    def _unlist(group: _Group, address: str) -> None:
+    def _unlist(group: _GroupRoutes, address: str) -> None:
         for broker_id in [each for each, other in group.addresses.items() if other == address]:
             del group.addresses[broker_id]
 
@@ -419,5 +419,5 @@ def _check_characters(what: str, name: str) -> None:
         raise NameUnusual(what, name)
 
 
-def _broker_data(name: str, group: _Group) -> BrokerData:
+def _broker_data(name: str, group: _GroupRoutes) -> BrokerData:
     return BrokerData(broker_name=name, broker_addrs=dict(sorted(group.addresses.items())), cluster=group.cluster)

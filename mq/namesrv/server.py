@@ -87,7 +87,7 @@ async def serve(
         files = settings.tls_certificate, settings.tls_key, settings.tls_clients_ca
         certificate = Certificate(*files, log, lambda: time.time_ns() // 1_000_000)
     connections_max = settings.connections_max if listener is not None else _connections_max(settings.connections_max)
-    server = _Server(settings, handlers, kv, kv_file, certificate, accounts, log, connections_max)
+    server = _NameServer(settings, handlers, kv, kv_file, certificate, accounts, log, connections_max)
     handlers.close_connection = server.close_connection
     host, port = settings.listen_host, settings.listen_port
     listeners: list[trio.abc.Listener[trio.SocketStream]]
@@ -139,7 +139,7 @@ def _connections_max(limit: int) -> int:
     return limit if hard == resource.RLIM_INFINITY else min(limit, max(1, hard - _OWN_DESCRIPTORS))
 
 
-class _Peer:
+class _PeerConnection:
     """A connection, the received part of its next request, and whether there is room for the rest.
 
     ``answering_bytes``: size of the requests being answered; they stay in memory until their answers are read.
@@ -165,7 +165,7 @@ class _Peer:
         self.scope.cancel()
 
 
-class _Server:
+class _NameServer:
     def __init__(
         self,
         settings: NamesrvSettings,
@@ -189,16 +189,16 @@ class _Server:
         self._connections_max = connections_max
         self._refusals = 0
         self._log_again_at = 0.0
-        self._partial_requests: PartialRequests[_Peer] = PartialRequests(
+        self._partial_requests: PartialRequests[_PeerConnection] = PartialRequests(
             bytes_max=settings.partial_request_bytes_max,
             seconds_max=settings.partial_request_seconds_max,
             on_closed=lambda peer, reason: log.warning("unfinished_request", peer=peer.name, reason=reason),
         )
-        self._unidentified: UnidentifiedConnections[_Peer] = UnidentifiedConnections(
+        self._unidentified: UnidentifiedConnections[_PeerConnection] = UnidentifiedConnections(
             settings.unidentified_connections_max, settings.unidentified_seconds_max
         )
-        self._peers: dict[str, _Peer] = {}
-        self._sends: dict[_Peer, int] = {}
+        self._peers: dict[str, _PeerConnection] = {}
+        self._sends: dict[_PeerConnection, int] = {}
         self._sending_bytes = 0
         self._dropped_bytes = 0
         self._gave_back = trio.Event()
@@ -245,7 +245,7 @@ class _Server:
             await trio.aclose_forcefully(stream)
             return
         self._connections += 1
-        peer = self._peers[connection] = _Peer(connection)
+        peer = self._peers[connection] = _PeerConnection(connection)
         now = trio.current_time()
         self._unidentified.add(peer, address, now)
         while (oldest := self._unidentified.overdue(now)) is not None:
@@ -273,7 +273,7 @@ class _Server:
             self._handlers.connection_closed(connection)
             await trio.aclose_forcefully(stream)
 
-    async def _secure(self, stream: trio.SocketStream, peer: _Peer) -> Stream:
+    async def _secure(self, stream: trio.SocketStream, peer: _PeerConnection) -> Stream:
         """The stream, wrapped for TLS as the settings require. Raises TlsFailed."""
         await trio.lowlevel.checkpoint()
         if self._certificate is None:
@@ -290,7 +290,7 @@ class _Server:
             self._close_stranger(peer)
         return peer is not None
 
-    def _close_stranger(self, peer: _Peer) -> None:
+    def _close_stranger(self, peer: _PeerConnection) -> None:
         self._unidentified.discard(peer)
         self._log.info("connection_silent", peer=peer.name, unfinished_bytes=peer.unfinished_bytes)
         peer.close("too many unidentified connections")
@@ -308,7 +308,7 @@ class _Server:
                 "connection_refused", peer=connection, connections=self._connections, refused=self._refusals
             )
 
-    async def _serve(self, stream: Stream, peer: _Peer) -> None:
+    async def _serve(self, stream: Stream, peer: _PeerConnection) -> None:
         settings = self._settings
         buffer = peer.buffer
         deadline = trio.current_time() + settings.idle_seconds_max
@@ -336,14 +336,16 @@ class _Server:
             if len(buffer) >= _LENGTH_BYTES and not peer.unfinished:
                 self._begin(peer, _LENGTH_BYTES + int.from_bytes(buffer[:_LENGTH_BYTES], "big"))
 
-    def _begin(self, peer: _Peer, nbytes: int) -> None:
+    def _begin(self, peer: _PeerConnection, nbytes: int) -> None:
         """Reserve room for a large request that begins to arrive; without room, the rest is not read."""
         if nbytes > SMALL_BYTES:
             peer.unfinished = True
             if not self._partial_requests.begin(peer, nbytes):
                 peer.room = trio.Event()
 
-    async def _answer(self, stream: Stream, peer: _Peer, frames: list[tuple[int, memoryview, memoryview]]) -> None:
+    async def _answer(
+        self, stream: Stream, peer: _PeerConnection, frames: list[tuple[int, memoryview, memoryview]]
+    ) -> None:
         """Send the replies to all frames of a chunk at once, or in several pieces if they are large or slow."""
         await self._dropped_are_gone()
         kv_version = self._kv.version
@@ -367,7 +369,7 @@ class _Server:
         while self._dropped_bytes > self._settings.unread_replies_bytes_max:
             await self._gave_back.wait()
 
-    async def _send(self, stream: Stream, peer: _Peer, replies: bytearray) -> None:
+    async def _send(self, stream: Stream, peer: _PeerConnection, replies: bytearray) -> None:
         nbytes = len(replies) + peer.answering_bytes
         self._sends[peer] = nbytes
         self._sending_bytes += nbytes
@@ -387,7 +389,7 @@ class _Server:
             peer.close("does not read")
             await trio.lowlevel.checkpoint()
 
-    def _drop_some(self, latest: _Peer) -> None:
+    def _drop_some(self, latest: _PeerConnection) -> None:
         """While too many bytes are unread, drop the peer that has not read for the longest time."""
         while self._sending_bytes > self._settings.unread_replies_bytes_max:
             oldest = next(iter(self._sends))

@@ -40,7 +40,7 @@ class TelemetryStream:
         self.settings: pb.Settings | None = None
         self.transaction_topics: frozenset[str] = frozenset()
         self.member: ClientBehindProxy | None = None
-        self._questions: dict[str, _Question] = {}
+        self._questions: dict[str, _TelemetryQuestion] = {}
         self._numbers = itertools.count(1)
         self._call = call
         self._lock = trio.Lock()
@@ -66,7 +66,7 @@ class TelemetryStream:
         if len(self._questions) >= QUESTIONS_MAX:
             raise TooManyQuestions(f"{QUESTIONS_MAX} questions wait for an answer of this client")
         nonce = str(next(self._numbers))
-        question = self._questions[nonce] = _Question()
+        question = self._questions[nonce] = _TelemetryQuestion()
         try:
             with trio.move_on_after(seconds):
                 await self.send(command(nonce))
@@ -87,7 +87,7 @@ class TooManyQuestions(Exception):
     """Too many questions to the client have no answer yet."""
 
 
-class _Question:
+class _TelemetryQuestion:
     def __init__(self) -> None:
         self.answer_event = trio.Event()
         self.response: pb.TelemetryCommand | None = None

@@ -65,11 +65,11 @@ class _OwnSettings:
         return [flags]
 
 
-class _BrokerSettings(_OwnSettings, BrokerSettings):
+class _KitBrokerSettings(_OwnSettings, BrokerSettings):
     pass
 
 
-class _NamesrvSettings(_OwnSettings, NamesrvSettings):
+class _KitNamesrvSettings(_OwnSettings, NamesrvSettings):
     pass
 
 
@@ -172,7 +172,7 @@ class Cluster:
             await trio.sleep(0.001)
 
     async def _start(self, servers: anyio.abc.TaskGroup, settings: Mapping[str, BrokerSettings]) -> None:
-        names = _NamesrvSettings(
+        names = _KitNamesrvSettings(
             listen_host=self.network.host,
             listen_port=NAME_SERVER_PORT,
             data_dir=None,
@@ -232,7 +232,7 @@ class Cluster:
             }
         if fixed_names := self._options.keys() & ours.keys() & _FIXED:
             raise ValueError(f"the test kit sets {', '.join(sorted(fixed_names))} itself")
-        return _BrokerSettings(**ours | dict(self._options))
+        return _KitBrokerSettings(**ours | dict(self._options))
 
 
 _FIXED = frozenset(("node_id", "peers", "listen", "namesrv", "data_dir", "secret_file", "metrics_listen"))

@@ -33,7 +33,7 @@ HOPS_MAX = 1000
 _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX = 0.001, 0.05
 
 
-class _Loop(Protocol):
+class _BrokerLoop(Protocol):
     """Calls functions in the event loop of the brokers."""
 
     def read(self, function: Callable[[], T]) -> T: ...
@@ -81,7 +81,7 @@ class _OtherLoop:
 class _Inspection:
     """Shows the state of the brokers in both kinds of kits, without a consumer."""
 
-    def __init__(self, core: Core, cluster: Cluster, loop: _Loop) -> None:
+    def __init__(self, core: Core, cluster: Cluster, loop: _BrokerLoop) -> None:
         self._core = core
         self._reads = loop
         self.namesrv = cluster.namesrv

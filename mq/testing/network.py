@@ -42,7 +42,7 @@ class _Door(NamedTuple):
     on_accept: OnAccept
 
 
-class _Connection(NamedTuple):
+class _KitConnection(NamedTuple):
     servers: frozenset[str]
     ends: tuple[socket.socket, socket.socket]
 
@@ -59,7 +59,7 @@ class Network:
         self.faults = faults
         self.heard_at = 0.0
         self._doors: dict[int, _Door] = {}
-        self._connections: list[_Connection] = []
+        self._connections: list[_KitConnection] = []
         self._cut_off: set[str] = set()
         self._process = os.getpid()
         self._token = trio.lowlevel.current_trio_token()
@@ -163,7 +163,7 @@ class Network:
     def _add_connection(self, servers: frozenset[str], *ends: socket.socket) -> None:
         self._connections = [each for each in self._connections if any(end.fileno() >= 0 for end in each.ends)]
         one, other = ends
-        self._connections.append(_Connection(servers, (one, other)))
+        self._connections.append(_KitConnection(servers, (one, other)))
 
     def close_all(self) -> None:
         """Break all connections, and refuse new ones from now on."""
@@ -173,7 +173,7 @@ class Network:
         self._connections.clear()
 
 
-def _break(connection: _Connection) -> None:
+def _break(connection: _KitConnection) -> None:
     for end in connection.ends:
         with contextlib.suppress(OSError):  # it is closed
             end.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ T = TypeVar("T")
 ITEMS_AHEAD: Final = 8
 
 
-class _End:
+class _IteratorEnd:
     """Comes after the last item; ``error`` is what the iterator raised."""
 
     def __init__(self, error: Exception | None) -> None:
@@ -25,7 +25,7 @@ def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, Non
     Raises what the iterator raises, after its last item. Close this generator before anything that the iterator uses is
     used or closed elsewhere: then that thread has ended.
     """
-    queue: Queue[T | _End] = Queue(ahead)
+    queue: Queue[T | _IteratorEnd] = Queue(ahead)
     stop = threading.Event()
 
     def produce() -> None:
@@ -38,12 +38,12 @@ def read_ahead(items: Iterable[T], ahead: int = ITEMS_AHEAD) -> Generator[T, Non
         except Exception as raised:  # raised again on the other thread
             error = raised
         finally:
-            queue.put(_End(error))
+            queue.put(_IteratorEnd(error))
 
     thread = threading.Thread(target=produce, name="read-ahead", daemon=True)
     thread.start()
     try:
-        while not isinstance(item := queue.get(), _End):
+        while not isinstance(item := queue.get(), _IteratorEnd):
             yield item
         if item.error is not None:
             raise item.error

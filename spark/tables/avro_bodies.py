@@ -54,11 +54,11 @@ class AvroBodies:
 
     def columns(self) -> dict[str, ColumnType]:
         """Return the columns of bodies. Raises SchemaUnusable."""
-        return _Reader(self).columns
+        return _AvroReader(self).columns
 
     def decoder(self) -> Decoder:
         """Return a function that decodes bodies. Raises SchemaUnusable."""
-        return _Reader(self).decode
+        return _AvroReader(self).decode
 
 
 def parse(text: str) -> Any:
@@ -72,7 +72,7 @@ def parse(text: str) -> Any:
     return value
 
 
-class _Reader:
+class _AvroReader:
     def __init__(self, bodies: AvroBodies) -> None:
         from fastavro import parse_schema, schemaless_reader
 

@@ -39,7 +39,7 @@ def write_objects(
 
     Raises StoreFailed; the objects that were written until then stay.
     """
-    files: dict[str, _File] = {}
+    files: dict[str, _ParquetFile] = {}
     store: S3Store | None = None
     parts: Counter[str] = Counter()
 
@@ -59,7 +59,7 @@ def write_objects(
             for folder, part in split_folders(batch, unit):
                 if folder not in files and len(files) >= open_max:
                     yield next_stored()
-                file = files.pop(folder, None) or _File(part.schema)
+                file = files.pop(folder, None) or _ParquetFile(part.schema)
                 files[folder] = file  # now the last one
                 file.add(part)
         while files:
@@ -125,7 +125,7 @@ def _with_columns(batch: pa.RecordBatch, name: str, schema: pa.Schema, unit: str
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-class _File:
+class _ParquetFile:
     """One Parquet file in a temporary file, since its size is not known before its end."""
 
     def __init__(self, schema: pa.Schema) -> None:

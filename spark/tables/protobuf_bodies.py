@@ -52,11 +52,11 @@ class ProtobufBodies:
 
     def columns(self) -> dict[str, ColumnType]:
         """Return the columns of bodies. Raises SchemaUnusable."""
-        return _Reader(self).columns
+        return _ProtobufReader(self).columns
 
     def decoder(self) -> Decoder:
         """Return a function that decodes bodies. Raises SchemaUnusable."""
-        return _Reader(self).decode
+        return _ProtobufReader(self).decode
 
 
 def messages_in(files: bytes) -> list[str]:
@@ -68,7 +68,7 @@ def messages_in(files: bytes) -> list[str]:
     return [f"{last.package}.{each.name}" if last.package else each.name for each in last.message_type]
 
 
-class _Reader:
+class _ProtobufReader:
     def __init__(self, bodies: ProtobufBodies) -> None:
         from google.protobuf.message_factory import GetMessageClass
 

@@ -90,7 +90,7 @@ class _Socket:
         return self.buffer + chunk if self.buffer else chunk
 
 
-class _Sender(_Socket):
+class _SlotSender(_Socket):
     """Sends messages of one slot after the other."""
 
     def __init__(self, job: ConsumerJob, number: int, in_flight: int) -> None:
@@ -119,7 +119,7 @@ class _Sender(_Socket):
         return keys
 
 
-class _Consumer(_Socket):
+class _SlotConsumer(_Socket):
     def __init__(self, job: ConsumerJob, share: Share) -> None:
         super().__init__(job.address)
         self.wire = (BY_MESSAGE if share.confirms_each else BY_POSITION)[job.wire](share)
@@ -146,7 +146,7 @@ def generate(job: ConsumerJob) -> ConsumerResult:
 
 
 def _fill(job: ConsumerJob) -> ConsumerResult:
-    senders = [_Sender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
+    senders = [_SlotSender(job, number, FILL_IN_FLIGHT) for number in range(FILL_CONNECTIONS)]
     meters, send_count, ack_count = _Meters(job), 0, 0
     for sender in senders:
         send_count += _more(sender, list(sender.free), job.messages - send_count)
@@ -160,7 +160,7 @@ def _fill(job: ConsumerJob) -> ConsumerResult:
     return meters.read(job.messages)
 
 
-def _more(sender: _Sender, keys: Sequence[Hashable], most: int) -> int:
+def _more(sender: _SlotSender, keys: Sequence[Hashable], most: int) -> int:
     batch = keys[:most]
     sender.send(sender.wire.repeat(batch)[1])
     return len(batch)
@@ -178,7 +178,7 @@ def _drain(job: ConsumerJob) -> ConsumerResult:
         )
         for number in range(job.consumers)
     ]
-    consumers = [_Consumer(job, share) for share in shares]
+    consumers = [_SlotConsumer(job, share) for share in shares]
     meters, count = _Meters(job), 0
     for consumer in consumers:
         consumer.send(consumer.wire.initial())
@@ -200,10 +200,10 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
         Share(f"{job.group}-{number}", is_late=True, fan_out=fan_out, confirms_each=job.confirms_each)
         for number in range(job.groups)
     ]
-    consumers = [_Consumer(job, share) for share in shares]
+    consumers = [_SlotConsumer(job, share) for share in shares]
     for consumer in consumers:
         consumer.send(consumer.wire.initial())
-    sender = _Sender(job, 0, IN_FLIGHT_MAX)
+    sender = _SlotSender(job, 0, IN_FLIGHT_MAX)
     begin = monotonic_seconds() + job.warm_up
     end = begin + job.seconds
     begin_ns, end_ns = round(begin * 1e9), round(end * 1e9)
@@ -211,7 +211,7 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
     samples, due_count = array("d"), 0
     meters: _Meters | None = None
     result: ConsumerResult | None = None
-    sockets: list[_Sender | _Consumer] = [sender, *consumers]
+    sockets: list[_SlotSender | _SlotConsumer] = [sender, *consumers]
     while True:
         now = monotonic_seconds()
         if meters is None and now >= begin:
@@ -235,7 +235,7 @@ def _pace(job: ConsumerJob) -> ConsumerResult:
             continue
         wait = (due if due < end and sender.free else end if result is None else end + LAST_SECONDS) - now
         for ready in _ready(sockets, min(wait, begin - now) if meters is None else wait):
-            if isinstance(ready, _Sender):
+            if isinstance(ready, _SlotSender):
                 ready.free += ready.read_responses()
                 ready.send(ready.wire.repeat(())[1])
             else:

@@ -25,7 +25,7 @@ _DECIDED_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class _PolicyRule:
     kind: str
     """Topic or Group; empty for both."""
     name: str
@@ -48,7 +48,7 @@ class _Rule:
 class UserAccount(Account):
     """The account of a user, with its ``rules`` in order of precedence."""
 
-    rules: tuple[_Rule, ...] = ()
+    rules: tuple[_PolicyRule, ...] = ()
     decisions: dict[tuple[str, Permission], bool] = field(default_factory=dict, compare=False, repr=False)
     """Cache of decisions that do not depend on the address."""
 
@@ -70,7 +70,7 @@ class UserAccount(Account):
         return may
 
 
-def rules_of(policies: Iterable[Policy]) -> tuple[_Rule, ...]:
+def rules_of(policies: Iterable[Policy]) -> tuple[_PolicyRule, ...]:
     """Sort policies by precedence. Raises ValueError for an invalid source address."""
     return tuple(map(_rule, sorted(policies, key=_precedence)))
 
@@ -86,9 +86,9 @@ def _precedence(policy: Policy) -> tuple[bool, int, int, bool]:
     return not policy.custom, rank, -len(resource), policy.allow
 
 
-def _rule(policy: Policy) -> _Rule:
+def _rule(policy: Policy) -> _PolicyRule:
     kind, _, name = ("", "", "*") if policy.resource == "*" else policy.resource.partition(":")
-    return _Rule(
+    return _PolicyRule(
         kind=kind,
         name=name.removesuffix("*"),
         is_prefix=name.endswith("*"),

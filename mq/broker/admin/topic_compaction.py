@@ -82,7 +82,7 @@ _CARRIED: Final = f"{props.CARRIED}{props.NAME_END}".encode()
 
 
 @dataclass(slots=True, eq=False)
-class _Queue:
+class _CompactedQueue:
     """The compaction state of one queue, on the leader.
 
     Attributes:
@@ -137,7 +137,7 @@ class TopicCompaction(Service):
         self._log = RateLimitedLog(context.log, context.wall_clock_ms)
         self._has_tiers = context.settings.has_tiers
         self._group_bytes_max = min(_GROUP_BYTES_MAX, context.appender.entry_bytes_max)
-        self._queues: dict[QueueKey, _Queue] = {}
+        self._queues: dict[QueueKey, _CompactedQueue] = {}
         self._topics: dict[str, int | None] | None = None
         """Compacted topics, and the hours after which their messages are old; None if that has to be found out."""
         self._places: dict[int | None, PhysicalOffset] = {}
@@ -237,19 +237,19 @@ class TopicCompaction(Service):
                 self._places[hours] = LOG_BEGIN if place is None else place
         self._sends.is_full = sum(len(each.keys) for each in self._queues.values()) >= self._sends.keys_max
 
-    def _current(self, key: QueueKey) -> _Queue | None:
+    def _current(self, key: QueueKey) -> _CompactedQueue | None:
         """Return the compaction state of a queue; a new one if the topic was created again."""
         queue, entry = self._store.get(*key), self._queues.get(key)
         if queue is None:
             self._queues.pop(key, None)
             return None
         if entry is None or entry.queue is not queue:
-            entry = self._queues[key] = _Queue(key, queue, queue.min_offset, queue.min_offset)
+            entry = self._queues[key] = _CompactedQueue(key, queue, queue.min_offset, queue.min_offset)
         entry.checked_end = max(entry.checked_end, queue.min_offset)
         entry.learned_end = max(entry.learned_end, queue.min_offset)
         return entry
 
-    def _step(self, entry: _Queue) -> bool:
+    def _step(self, entry: _CompactedQueue) -> bool:
         """Do one step for a queue, and return whether there is more to do soon."""
         if self._clock() < entry.again_at or self._current(entry.key) is not entry:
             return False
@@ -277,7 +277,7 @@ class TopicCompaction(Service):
         if self._appender.is_open:
             self.run()
 
-    def _learn(self, entry: _Queue, count_max: int) -> bool:
+    def _learn(self, entry: _CompactedQueue, count_max: int) -> bool:
         """Read the keys of the next messages, and return whether there may be more. Raises as `_read`; RecordError."""
         end = min(entry.learned_end + count_max, entry.queue.max_offset)
         while entry.learned_end < end:
@@ -292,7 +292,7 @@ class TopicCompaction(Service):
 
     # -- carrying ------------------------------------------------------------------------------------------------------
 
-    def _look_at_old(self, entry: _Queue) -> bool:
+    def _look_at_old(self, entry: _CompactedQueue) -> bool:
         """Examine the next old messages, and return whether there are any. Raises as `_learn`."""
         own = self._places.get((self._topics or {}).get(entry.key[0]), LOG_BEGIN)
         place = max(own, min(self._wished_pos(), self._places.get(_PRESSED_HOURS, LOG_BEGIN)))
@@ -327,7 +327,7 @@ class TopicCompaction(Service):
             self._looked_at(entry, offset)
         return True
 
-    def _looked_at(self, entry: _Queue, end: QueueOffset) -> None:
+    def _looked_at(self, entry: _CompactedQueue, end: QueueOffset) -> None:
         """Record that messages before ``end`` are no longer needed, so that they expire after a while."""
         assert entry.checked_end <= end, f"{entry.key}: looked at {entry.checked_end} messages before, at {end} now"
         entry.checked_end = end
@@ -337,7 +337,7 @@ class TopicCompaction(Service):
         else:
             entry.look_times.append((now, end))
 
-    def _await_barrier(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
+    def _await_barrier(self, entry: _CompactedQueue, old: _Old, end: QueueOffset) -> None:
         assert old, f"{entry.key}: nothing is to be carried before {end}"
         assert not self._in_flight, f"{entry.key}: something else is carried"
         leadership, (topic, queue_id) = self._leadership, entry.key
@@ -361,7 +361,7 @@ class TopicCompaction(Service):
         nothing = ExpireMessages(rows=[(topic, queue_id, entry.queue.min_offset)])
         self._appender.add_command(encode_command(nothing), on_apply)
 
-    def _carry(self, entry: _Queue, old: _Old, end: QueueOffset) -> None:
+    def _carry(self, entry: _CompactedQueue, old: _Old, end: QueueOffset) -> None:
         """Append copies of those old messages that are still the newest of their keys."""
         assert old[-1][0] < end, f"{entry.key}: the message at {old[-1][0]} is not before {end}"
         if self._current(entry.key) is not entry or not self._is_kept(entry.key[0]) or not self._has_caught_up(entry):
@@ -393,7 +393,7 @@ class TopicCompaction(Service):
         self._in_flight = True
         self._appender.add_atomically(group)
 
-    def _has_caught_up(self, entry: _Queue) -> bool:
+    def _has_caught_up(self, entry: _CompactedQueue) -> bool:
         """Read the keys of newly applied messages. Returns False if that would take too long."""
         assert entry.learned_end <= entry.queue.max_offset, (
             f"{entry.key}: {entry.learned_end} messages are learned of {entry.queue}"
@@ -406,7 +406,7 @@ class TopicCompaction(Service):
 
     # -- expiry --------------------------------------------------------------------------------------------------------
 
-    def _expire(self, entry: _Queue) -> bool:
+    def _expire(self, entry: _CompactedQueue) -> bool:
         """Expire messages that are no longer needed, and return whether there are any."""
         assert not self._in_flight, f"{entry.key}: something else is carried"
         now = self._clock()

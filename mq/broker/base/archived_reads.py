@@ -58,7 +58,7 @@ class ArchivedUnreadable(SegmentError):
         self.cause = cause
 
 
-class _ChunkWait:
+class _ArchivedChunkWait:
     """A reader that waits for ``chunk_count`` chunks until ``deadline``."""
 
     __slots__ = ("chunk_count", "deadline", "then")
@@ -100,9 +100,9 @@ class ArchivedReads:
         """The blocks by physical offset, the last used one last."""
         self._begins: list[int] = []
         self._nbytes = 0
-        self._under_way: dict[int, list[_ChunkWait]] = {}
+        self._under_way: dict[int, list[_ArchivedChunkWait]] = {}
         self._requests = 0
-        self._waits: dict[_ChunkWait, None] = {}
+        self._waits: dict[_ArchivedChunkWait, None] = {}
         self._failures_by_chunk: dict[int, tuple[float, SegmentError]] = {}
         """The time until which a chunk is not tried again, and the reason."""
         self._seen_chunks: OrderedDict[int, None] = OrderedDict()
@@ -161,7 +161,7 @@ class ArchivedReads:
         if self._requests + len(groups) > self._limits.read_requests_max:
             self._refusals += 1
             return False
-        wait = _ChunkWait(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
+        wait = _ArchivedChunkWait(len(chunks), self._clock() + self._limits.read_wait_seconds, then)
         self._waits[wait] = None
         for chunk in chunks:
             self._under_way.setdefault(chunk, []).append(wait)
@@ -323,7 +323,7 @@ class ArchivedReads:
     def _on_end(self, chunks: list[int]) -> None:
         self._requests -= 1
         assert self._requests >= 0, f"{self._requests} requests are under way"
-        ready: list[_ChunkWait] = []
+        ready: list[_ArchivedChunkWait] = []
         for chunk in chunks:
             for wait in self._under_way.pop(chunk):
                 wait.chunk_count -= 1

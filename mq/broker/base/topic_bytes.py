@@ -23,7 +23,7 @@ _READ_ENTRIES: Final = 1024
 
 
 @dataclass(slots=True)
-class _Chunk:
+class _EntryChunk:
     start: QueueOffset
     place: PhysicalOffset
     """The physical offset of its first record."""
@@ -42,7 +42,7 @@ class QueueBytes:
     __slots__ = ("_chunks", "end", "nbytes")
 
     def __init__(self, queue: ConsumeQueue) -> None:
-        self._chunks: deque[_Chunk] = deque()
+        self._chunks: deque[_EntryChunk] = deque()
         self.nbytes = 0
         self.end = queue.min_offset
 
@@ -87,7 +87,7 @@ class QueueBytes:
         assert size > 0, f"the record of entry {self.end} has {size} bytes"
         last = self._chunks[-1] if self._chunks else None
         if last is None or last.nbytes >= CHUNK_BYTES or last.entries >= CHUNK_ENTRIES:
-            last = _Chunk(self.end, place)
+            last = _EntryChunk(self.end, place)
             self._chunks.append(last)
         last.entries += 1
         last.nbytes += size
@@ -105,7 +105,7 @@ class QueueBytes:
         assert entries, f"nothing is left of a chunk that ends at {first.start + first.entries}, behind {low}"
         nbytes = sum(size for _, size, _ in entries)
         self.nbytes += nbytes - first.nbytes
-        self._chunks[0] = _Chunk(low, PhysicalOffset(entries[0][0]), len(entries), nbytes)
+        self._chunks[0] = _EntryChunk(low, PhysicalOffset(entries[0][0]), len(entries), nbytes)
         return len(entries)
 
 

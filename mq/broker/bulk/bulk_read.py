@@ -56,7 +56,7 @@ _OTHERS: Final = "others"
 _EXPIRE_SECONDS: Final = 0.02
 
 
-class _Read(NamedTuple):
+class _OpenRead(NamedTuple):
     """A request in progress. ``codes`` are the requested tag codes; empty for all tags."""
 
     call: Call[BulkRead]
@@ -95,8 +95,8 @@ class BulkReads(Service):
         self._clock = context.clock
         self._quotas = context.quotas
         self._running_count = 0
-        self._queue: deque[_Read] = deque()
-        self._waiting_reads: deque[_Read] = deque()
+        self._queue: deque[_OpenRead] = deque()
+        self._waiting_reads: deque[_OpenRead] = deque()
         self._free_at = 0.0
         """The time at which the bytes served so far fit the rate limit again."""
         self._counts: dict[str, int] = dict.fromkeys(
@@ -151,7 +151,7 @@ class BulkReads(Service):
         self._counts["bulk_reads"] += 1
         deadline = self._clock() + ext.wait_ms / 1000
         call.drop_body()
-        read = _Read(call, ranges, codes, deadline)
+        read = _OpenRead(call, ranges, codes, deadline)
         if (pause_ms := self._pause_ms(call.connection)) > 0:
             self._counts["bulk_reads_busy"] += 1
             return self._frame(read, encode_no_records(BulkStatus.BUSY, pause_ms=pause_ms))
@@ -200,7 +200,7 @@ class BulkReads(Service):
                 if response:
                     self._send(read, response, [])
 
-    def _begin(self, read: _Read) -> bytes:
+    def _begin(self, read: _OpenRead) -> bytes:
         """Start to read, hold the request, or return its response. Raises RequestRefused, SegmentError, OSError."""
         ext = read.call.request.ext
         config = self._checked_topic(ext)
@@ -233,7 +233,7 @@ class BulkReads(Service):
         self._start(read, queue_read.spans, bytes_max, limit_pos)
         return b""
 
-    def _start(self, read: _Read, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
+    def _start(self, read: _OpenRead, spans: list[QueueSpan], bytes_max: int, limit_pos: PhysicalOffset) -> None:
         assert spans, f"a read of up to {bytes_max} bytes reads no queue"
         bodies, codes, read_runs = read.call.request.ext.bodies, read.codes, self._records.read_runs
 
@@ -251,7 +251,7 @@ class BulkReads(Service):
         is_archived = first < self._records.base_pos
         (self._in_archive_background if is_archived else self._in_background)(job)
 
-    def _on_read(self, read: _Read, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
+    def _on_read(self, read: _OpenRead, selection: Selection, head: bytes, records: list[bytes | memoryview]) -> None:
         self._running_count -= 1
         assert self._running_count >= 0, f"{self._running_count} bulk reads are running"
         if self._replica.is_leader and not read.call.request.ext.allow_leader:
@@ -266,7 +266,7 @@ class BulkReads(Service):
         self._send(read, head, records)
         self._start_reads()
 
-    def _on_failure(self, read: _Read, error: SegmentError) -> None:
+    def _on_failure(self, read: _OpenRead, error: SegmentError) -> None:
         self._running_count -= 1
         assert self._running_count >= 0, f"{self._running_count} bulk reads are running"
         ext = read.call.request.ext
@@ -345,7 +345,7 @@ class BulkReads(Service):
         self._counts["bulk_reads_damaged"] += 1
         return encode_no_records(BulkStatus.DAMAGED, text=str(damage))
 
-    def _count(self, read: _Read, rows: int, nbytes: int) -> None:
+    def _count(self, read: _OpenRead, rows: int, nbytes: int) -> None:
         role = "leader" if self._replica.is_leader else "follower"
         name = _NAME.sub("_", read.call.request.ext.client_id)[:_NAME_LENGTH_MAX] or _OTHERS
         self._counts[f"bulk_rows_as_{role}"] += rows
@@ -356,13 +356,13 @@ class BulkReads(Service):
         for key, value in zip(keys, (rows, nbytes), strict=True):
             self._by_client[key] = self._by_client.get(key, 0) + value
 
-    def _refuse(self, read: _Read, error: Exception) -> None:
+    def _refuse(self, read: _OpenRead, error: Exception) -> None:
         read.call.connection.held_pulls -= 1
         pulls = read.call.connection.held_pulls
         assert pulls >= 0, f"{pulls} requests of a client are held"
         read.call.refuse(error)
 
-    def _send(self, read: _Read, head: bytes, records: list[bytes | memoryview]) -> None:
+    def _send(self, read: _OpenRead, head: bytes, records: list[bytes | memoryview]) -> None:
         connection = read.call.connection
         connection.held_pulls -= 1
         assert connection.held_pulls >= 0, f"{connection.held_pulls} requests of a client are held"
@@ -370,7 +370,7 @@ class BulkReads(Service):
             frame = self._frame(read, head, sum(map(len, records)))
             connection.send_all([frame, *records], len(frame) + sum(map(len, records)))
 
-    def _frame(self, read: _Read, body: bytes, more_bytes: int = 0) -> bytes:
+    def _frame(self, read: _OpenRead, body: bytes, more_bytes: int = 0) -> bytes:
         """Encode a response with ``body``, to whose end the caller appends ``more_bytes``."""
         header = encode_header(
             ResponseCode.SUCCESS, read.call.request.opaque, RESPONSE_FLAG, serialization=read.call.serialization

@@ -29,7 +29,7 @@ ConnectionT = TypeVar("ConnectionT", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class _Question(Generic[ConnectionT]):
+class _ClientQuestion(Generic[ConnectionT]):
     connection: ConnectionT
     deadline: float
     on_response: OnResponse
@@ -47,7 +47,7 @@ class ClientRequests(Generic[ConnectionT]):
         self._open_max = open_max
         self._clock = clock
         self._opaque = itertools.count(1)
-        self._open: dict[int, _Question[ConnectionT]] = {}
+        self._open: dict[int, _ClientQuestion[ConnectionT]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -58,7 +58,7 @@ class ClientRequests(Generic[ConnectionT]):
             return None
         opaque = next(self._opaque) & 0x7FFFFFFF
         assert opaque not in self._open, f"request {opaque} is in flight already, with {len(self._open)} others"
-        self._open[opaque] = _Question(connection, self._clock() + seconds, on_response)
+        self._open[opaque] = _ClientQuestion(connection, self._clock() + seconds, on_response)
         return opaque
 
     def on_response(self, connection: ConnectionT, response: Response, body: bytes) -> bool:

@@ -90,7 +90,7 @@ class RecordsOnDisk(Exception):
         self.places = places
 
 
-class _Work:
+class _QueueWork:
     """A queue with pops in flight."""
 
     __slots__ = ("in_flight", "in_order", "next_offset", "stale")
@@ -142,7 +142,7 @@ class PopQueues:
         self._has_acks_in_flight = has_acks_in_flight
         self._ordered_clock = ordered_clock
         self._broker_name = broker_name
-        self._works: dict[QueueOfGroup, _Work] = {}
+        self._works: dict[QueueOfGroup, _QueueWork] = {}
 
     def resign(self) -> None:
         """Forget the pops in flight, since this replica stops leading."""
@@ -291,7 +291,7 @@ class PopQueues:
         for each in batches:
             work = self._works.get(each.key)
             if work is None:
-                work = self._works[each.key] = _Work()
+                work = self._works[each.key] = _QueueWork()
             next_offset = each.command.next_offset
             before = each.command.before
             assert before <= next_offset, f"{each.key}: popped from {before} to {next_offset}"

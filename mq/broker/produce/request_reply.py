@@ -55,7 +55,7 @@ SendReply = SendReplyMessage | SendReplyMessageV2
 _EXPIRE_SECONDS = 0.1
 
 
-class _Reply:
+class _OpenReply:
     """A reply that is answered when both its push and its storing have ended."""
 
     __slots__ = ("at", "body_bytes", "call", "client_id", "queue_id", "refusal", "waits")
@@ -147,7 +147,7 @@ class Replies(Service):
             raise RequestRefused(
                 ResponseCode.MESSAGE_ILLEGAL, f"the body has {len(call.body)} bytes; maximum: {self._body_bytes_max}"
             )
-        reply = _Reply(call, len(call.body) + len(stored_properties))
+        reply = _OpenReply(call, len(call.body) + len(stored_properties))
         reply.queue_id = tail.queue_id
         self._under_way_bytes += reply.body_bytes
         if self._store:
@@ -168,7 +168,7 @@ class Replies(Service):
         self._push(reply, call.body)
         call.drop_body()
 
-    def _push(self, reply: _Reply, body: bytes) -> None:
+    def _push(self, reply: _OpenReply, body: bytes) -> None:
         ext = reply.call.request.ext
         properties = props.decode(ext.properties)
         client_id = properties.get(props.REPLY_TO_CLIENT)
@@ -213,7 +213,7 @@ class Replies(Service):
 
         at.ask(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, push.fields(), body, self._push_seconds, on_response)
 
-    def _relay(self, reply: _Reply, push: PushReplyExt, body: bytes) -> None:
+    def _relay(self, reply: _OpenReply, push: PushReplyExt, body: bytes) -> None:
         """Send the reply to the other replicas, so that the one with the client pushes it."""
         addresses = self._other_replicas()
         if not addresses:
@@ -246,15 +246,15 @@ class Replies(Service):
         for address in addresses:
             self._calls.ask(address, RequestCode.RELAY_REPLY, ext, body, RELAY_SECONDS, on_response)
 
-    def _not_found(self, reply: _Reply) -> None:
+    def _not_found(self, reply: _OpenReply) -> None:
         self._answer(reply, f"push reply message fail, channel of <{reply.client_id}> not found.")
 
-    def _on_stored(self, reply: _Reply, outcome: Outcome) -> None:
+    def _on_stored(self, reply: _OpenReply, outcome: Outcome) -> None:
         if isinstance(outcome, Stored):
             reply.at = outcome
         self._advance(reply)
 
-    def _answer(self, reply: _Reply, refusal: str | None) -> None:
+    def _answer(self, reply: _OpenReply, refusal: str | None) -> None:
         reply.refusal = refusal
         if refusal is None:
             self._pushes += 1
@@ -262,7 +262,7 @@ class Replies(Service):
             self._not_pushed += 1
         self._advance(reply)
 
-    def _advance(self, reply: _Reply) -> None:
+    def _advance(self, reply: _OpenReply) -> None:
         reply.waits -= 1
         assert reply.waits >= 0, f"a reply waits for {reply.waits} outcomes"
         if reply.waits:

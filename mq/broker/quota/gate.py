@@ -69,7 +69,7 @@ _REJECTED: Final = "[REJECTREQUEST]"
 Limits = list[tuple[LimitKey, Quota]]
 
 
-class _Part(NamedTuple):
+class _TopicCost(NamedTuple):
     """The cost of a send for the quota of one topic."""
 
     topic: str
@@ -315,7 +315,7 @@ class QuotaGate(Service):
             )
             raise RequestRefused(ResponseCode.FLOW_CONTROL, remark)
 
-    def _costs(self, user: str, parts: Sequence[_Part]) -> list[tuple[tuple[LimitKey, Quota], int, int]]:
+    def _costs(self, user: str, parts: Sequence[_TopicCost]) -> list[tuple[tuple[LimitKey, Quota], int, int]]:
         """Return the quotas that these parts of a send count for, each with messages and bytes."""
         costs: list[tuple[tuple[LimitKey, Quota], int, int]] = []
         if user:
@@ -467,11 +467,11 @@ def _bytes_of_header(request: Any) -> int:
     return sum(len(value) for value in msgspec.structs.astuple(request.ext) if isinstance(value, str))
 
 
-def _parts_of(call: Call[Any]) -> list[_Part]:
+def _parts_of(call: Call[Any]) -> list[_TopicCost]:
     """Split the cost of a send by topic. A transaction that cannot be read costs nothing: its handler refuses it."""
     request, body = call.request, call.body
     if not isinstance(request, StageTransaction):
-        return [_Part(request.ext.topic, _messages_in(call), len(body) + len(request.ext.properties))]
+        return [_TopicCost(request.ext.topic, _messages_in(call), len(body) + len(request.ext.properties))]
     try:
         messages = TransactionSet.decode(body).messages
     except BodyError:
@@ -479,7 +479,7 @@ def _parts_of(call: Call[Any]) -> list[_Part]:
     by_topic: dict[str, list[int]] = {}
     for each in messages:
         by_topic.setdefault(each.topic, []).append(set_bytes([each]))
-    return [_Part(topic, len(sizes), sum(sizes)) for topic, sizes in by_topic.items()]
+    return [_TopicCost(topic, len(sizes), sum(sizes)) for topic, sizes in by_topic.items()]
 
 
 def _messages_in(call: Call[Any]) -> int:

@@ -58,7 +58,7 @@ class SlotMarks(Protocol):
     def is_done(self, offset: QueueOffset) -> bool: ...
 
 
-class _Slot:
+class _WheelSlot:
     """The state of one slot.
 
     Attributes:
@@ -113,7 +113,7 @@ class TimerWheel:
         self._marks = marks
         self._rescan_range = rescan_range
         self._turn_max_ms = NEVER
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, _WheelSlot] = {}
         self._batches: list[tuple[int, int, _TimerBatch]] = []
         self._batch_number = 0
         self._next_slot = 0
@@ -182,7 +182,7 @@ class TimerWheel:
             return 0
         slot = self._slots.get(queue_id)
         if slot is None:
-            slot = self._slots[queue_id] = _Slot(self._marks(queue_id).low)
+            slot = self._slots[queue_id] = _WheelSlot(self._marks(queue_id).low)
         pieces = 0
         while pieces < pieces_max and self.gathered_count < GATHERED_MAX:
             if slot.scan_end < queue.max_offset:
@@ -196,7 +196,7 @@ class TimerWheel:
                 break
         return pieces
 
-    def _go_through(self, slot: _Slot, queue: SlotQueue, queue_id: int) -> None:
+    def _go_through(self, slot: _WheelSlot, queue: SlotQueue, queue_id: int) -> None:
         if slot.scan_end < queue.min_offset:
             if slot.lost_to < queue.min_offset:
                 slot.lost_to = self.losses[queue_id] = queue.min_offset

@@ -71,7 +71,7 @@ floor. Snapshots of older versions lack the last two: they had no batches with n
 """
 
 
-class _Window:
+class _SequenceWindow:
     """The known ranges of one producer, ascending and disjoint, and their places in the log.
 
     ``extras`` is the length of each range minus one. The first ``drop_count`` rows were dropped: they are removed from
@@ -103,18 +103,18 @@ class _Window:
         self.last = firsts[-1] + extras[-1] if firsts else floor
 
     @staticmethod
-    def empty(epoch: int, store_ms: int) -> _Window:
-        return _Window(epoch, _NONE, store_ms, array(_INT), array(_INT), array(_UINT), _NONE + 1)
+    def empty(epoch: int, store_ms: int) -> _SequenceWindow:
+        return _SequenceWindow(epoch, _NONE, store_ms, array(_INT), array(_INT), array(_UINT), _NONE + 1)
 
     @property
     def count(self) -> int:
         """The number of known ranges."""
         return len(self.firsts) - self.drop_count
 
-    def copy(self, epoch: int) -> _Window:
+    def copy(self, epoch: int) -> _SequenceWindow:
         begin = self.drop_count
         firsts, positions, extras = self.firsts[begin:], self.positions[begin:], self.extras[begin:]
-        return _Window(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
+        return _SequenceWindow(epoch, self.floor, self.latest_ms, firsts, positions, extras, self.stored_from)
 
     def row(self, name: str) -> _Row:
         begin = self.drop_count
@@ -180,7 +180,7 @@ class _Window:
         self.drop_count = end
 
 
-class _Part:
+class _ProducerWindows:
     """The windows of some producers, and their limits, which `add_count` enforces.
 
     Attributes:
@@ -190,22 +190,22 @@ class _Part:
     """
 
     def __init__(self, window_max: int, producers_max: int, narrow: int) -> None:
-        self.windows: OrderedDict[str, _Window] = OrderedDict()
+        self.windows: OrderedDict[str, _SequenceWindow] = OrderedDict()
         self.wide: OrderedDict[str, None] = OrderedDict()
         self.count = 0
         self.ranges_max = narrow * producers_max
         self._window_max, self._producers_max, self._narrow = window_max, producers_max, narrow
 
-    def open_window(self, producer: str, epoch: int, store_ms: int) -> _Window:
+    def open_window(self, producer: str, epoch: int, store_ms: int) -> _SequenceWindow:
         """Return the window of a producer, which may be changed; create it if missing."""
         window = self.windows.get(producer)
         if window is None:
-            window = self.windows[producer] = _Window.empty(epoch, store_ms)
+            window = self.windows[producer] = _SequenceWindow.empty(epoch, store_ms)
         elif window.epoch != epoch:
             window = self.windows[producer] = window.copy(epoch)
         return window
 
-    def add_count(self, producer: str, window: _Window, count: int, epoch: int) -> None:
+    def add_count(self, producer: str, window: _SequenceWindow, count: int, epoch: int) -> None:
         """Count new ranges of a producer, which is the latest one now, and drop its oldest above the limit."""
         windows = self.windows
         windows.move_to_end(producer)
@@ -238,7 +238,7 @@ class _Part:
             window.drop(excess)
             self.count -= excess
 
-    def replace(self, windows: OrderedDict[str, _Window]) -> None:
+    def replace(self, windows: OrderedDict[str, _SequenceWindow]) -> None:
         """Replace all windows, in this order."""
         self.windows = windows
         self.wide = OrderedDict.fromkeys(name for name, window in windows.items() if window.count > self._narrow)
@@ -268,8 +268,10 @@ class ProducerSequences(StateTable):
     """The stored sequence numbers of producers. Only `add`, `add_run` and `reach` change it."""
 
     def __init__(self, limits: StateLimits = DEFAULT.state) -> None:
-        self._own_ids = _Part(limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded)
-        self._generated_ids = _Part(
+        self._own_ids = _ProducerWindows(
+            limits.ranges_per_producer_max, limits.producers_max, limits.ranges_when_crowded
+        )
+        self._generated_ids = _ProducerWindows(
             limits.ranges_per_producer_max, limits.generated_producers_max, limits.generated_ranges_when_crowded
         )
         self._is_separate = False
@@ -294,15 +296,15 @@ class ProducerSequences(StateTable):
         self._split(self._own_ids.windows)
         self._generated_ids.make_room(self._epoch)  # its limits may be lower
 
-    def _split(self, windows: OrderedDict[str, _Window]) -> None:
-        generated_windows: OrderedDict[str, _Window] = OrderedDict()
+    def _split(self, windows: OrderedDict[str, _SequenceWindow]) -> None:
+        generated_windows: OrderedDict[str, _SequenceWindow] = OrderedDict()
         if self._is_separate:
             generated_windows = OrderedDict((name, window) for name, window in windows.items() if is_generated(name))
             windows = OrderedDict((name, window) for name, window in windows.items() if name not in generated_windows)
         self._own_ids.replace(windows)
         self._generated_ids.replace(generated_windows)
 
-    def _part_of(self, producer: str) -> _Part:
+    def _part_of(self, producer: str) -> _ProducerWindows:
         # As `is_generated`, without a call for each message.
         return self._generated_ids if self._is_separate and producer.startswith(GENERATED_MARK) else self._own_ids
 
@@ -370,7 +372,7 @@ class ProducerSequences(StateTable):
 
     def restore(self, state: object) -> None:
         """Replace the ranges of all producers. Until `reach` is called, all share one limit."""
-        windows: OrderedDict[str, _Window] = OrderedDict()
+        windows: OrderedDict[str, _SequenceWindow] = OrderedDict()
         for values in msgspec.convert(state or [], list[list[object]]):
             row = _row(values)
             name = row[0]
@@ -391,12 +393,12 @@ def _row(values: list[object]) -> _Row:
     return name, floor, latest_ms, firsts, positions, bytes(len(firsts) // 2), floor + 1
 
 
-def _restore_window(epoch: int, row: _Row) -> _Window:
+def _restore_window(epoch: int, row: _Row) -> _SequenceWindow:
     _, floor, latest_ms, firsts, positions, extras, stored_from = row
     if not firsts or len(firsts) % 8 or (len(positions), len(extras)) != (len(firsts), len(firsts) // 2):
         sizes = f"{len(firsts)}, {len(positions)} and {len(extras)}"
         raise SnapshotDamaged(f"the columns of sequence numbers do not fit each other: they have {sizes} bytes")
-    window = _Window(
+    window = _SequenceWindow(
         epoch, floor, latest_ms, _unpack(_INT, firsts), _unpack(_INT, positions), _unpack(_UINT, extras), stored_from
     )
     below = floor

@@ -159,7 +159,7 @@ _Row = tuple[
 ]
 
 
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+class _ScheduleSnapshot(msgspec.Struct, forbid_unknown_fields=True):
     versions: Annotated[int, Meta(ge=0)]
     rows: list[_Row]
 
@@ -245,13 +245,13 @@ class Schedules(StateTable):
         def encode() -> object:
             if not versions:
                 return None
-            snapshot = _Snapshot(versions, [(*table[name],) for name in sorted(table)])
+            snapshot = _ScheduleSnapshot(versions, [(*table[name],) for name in sorted(table)])
             return msgspec.to_builtins(snapshot, builtin_types=(bytes,))
 
         return encode
 
     def restore(self, state: object) -> None:
-        snapshot = _Snapshot(0, []) if state is None else msgspec.convert(state, _Snapshot)
+        snapshot = _ScheduleSnapshot(0, []) if state is None else msgspec.convert(state, _ScheduleSnapshot)
         rows = [Schedule(*row) for row in snapshot.rows]
         table = {row.definition.name: row for row in rows}
         if len(table) != len(rows) or any(row.version > snapshot.versions for row in rows):

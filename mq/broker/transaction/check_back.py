@@ -82,7 +82,7 @@ class CheckTrack:
         return self._offset
 
 
-class _Load:
+class _HalfMessageLoad:
     """Half messages that a worker thread loads from disk. The cursor continues at ``next_offset`` after them."""
 
     __slots__ = ("has_ended", "next_offset", "offsets")
@@ -125,7 +125,7 @@ class CheckBacks(Service):
         self._tracks: list[CheckTrack] = []
         self._positions: list[QueueOffset] = []
         self._busy: set[int] = set()
-        self._loads: dict[int, _Load] = {}
+        self._loads: dict[int, _HalfMessageLoad] = {}
         self._immunity = self._none_postponed()
         self._give_up: GiveUp | None = None
         self._turn = 0
@@ -311,7 +311,7 @@ class CheckBacks(Service):
         """
         load = self._loads.get(key)
         if load is None:
-            load = _Load(offsets, next_offset)
+            load = _HalfMessageLoad(offsets, next_offset)
             try:
                 if not self._halves.load(offsets, load.end):
                     return True

@@ -59,7 +59,7 @@ _ENDED_TAG = "d"
 _NOT_FOUND = "Find prepared transaction message failed"
 
 
-class _Ends:
+class _EndBatch:
     """Half messages that end in one entry, and the requests that wait for it."""
 
     __slots__ = ("advance", "calls", "copies", "discards", "finish", "nbytes", "offsets", "repeats", "visible_count")
@@ -107,8 +107,8 @@ class Transactions(Service):
         self._wall_clock_ms = context.wall_clock_ms
         self._ended_properties = props.encode({props.TAGS: _ENDED_TAG}).encode()
         self._entry_bytes_max = min(_TOGETHER_BYTES_MAX, context.appender.entry_bytes_max // 2)
-        self._batch: _Ends | None = None
-        self._ends_of: dict[QueueOffset, _Ends] = {}
+        self._batch: _EndBatch | None = None
+        self._ends_of: dict[QueueOffset, _EndBatch] = {}
         self._loads: dict[QueueOffset, list[Call[EndTransaction]]] = {}
         """Half messages that are loaded from disk, with their ends in order of arrival."""
         self.commit_count = 0
@@ -243,7 +243,7 @@ class Transactions(Service):
         self, offset: QueueOffset, position: PhysicalOffset, raw: RawRecord, call: Call[EndTransaction]
     ) -> None:
         """Append the end of a set at once, so that offsets committed later follow its own. Raises RequestRefused."""
-        ends = _Ends()
+        ends = _EndBatch()
         ends.offsets.append(offset)
         if call.request.ext.commit_or_rollback == COMMITTED:
             ends.visible_count = 1
@@ -289,7 +289,7 @@ class Transactions(Service):
         again = self._ends_of.keys() & offsets
         assert not again, f"half messages {sorted(again)} are given up while they end"
         assert offsets, "no half message is given up"
-        ends = _Ends()
+        ends = _EndBatch()
         ends.offsets = ends.discards = offsets
         self._ends_of.update(dict.fromkeys(offsets, ends))
         return self._marks(ends), partial(self._given_up, ends)
@@ -343,7 +343,7 @@ class Transactions(Service):
             self._start(ends)
             ends = None
         if ends is None:
-            ends = self._batch = _Ends()
+            ends = self._batch = _EndBatch()
         ends.offsets.append(offset)
         ends.nbytes += nbytes
         if copy is None:
@@ -354,7 +354,7 @@ class Transactions(Service):
         ends.calls.append(call)
         self._ends_of[offset] = ends
 
-    def _start(self, ends: _Ends) -> None:
+    def _start(self, ends: _EndBatch) -> None:
         commit_count, discard_count, all_of_them = ends.visible_count, len(ends.discards), len(ends.offsets)
         assert commit_count + discard_count == all_of_them, (
             f"of {all_of_them} half messages {commit_count} become visible, {discard_count} do not"
@@ -374,11 +374,11 @@ class Transactions(Service):
         advances = [] if ends.advance is None else [PendingCommand(ends.advance)]
         self._appender.add_atomically([*ends.copies, end_record, *advances, *map(PendingCommand, discards), last])
 
-    def _marks(self, ends: _Ends) -> list[Command]:
+    def _marks(self, ends: _EndBatch) -> list[Command]:
         completion = CompleteEntries(topic=HALF_TOPIC, queue_id=HALF_QUEUE_ID, offsets=ends.offsets)
         return [*self._halves.discards(ends.discards), completion]
 
-    def _finish(self, ends: _Ends, outcome: Outcome) -> None:
+    def _finish(self, ends: _EndBatch, outcome: Outcome) -> None:
         self._forget_ends(ends)
         if ends.finish is not None:
             ends.finish()
@@ -397,19 +397,19 @@ class Transactions(Service):
             call.answer(call.success())
         self._serve_again(ends)
 
-    def _given_up(self, ends: _Ends, outcome: Outcome) -> None:
+    def _given_up(self, ends: _EndBatch, outcome: Outcome) -> None:
         self._forget_ends(ends)
         if isinstance(outcome, Stored):
             self.given_up += len(ends.offsets)
         self._serve_again(ends)
 
-    def _forget_ends(self, ends: _Ends) -> None:
+    def _forget_ends(self, ends: _EndBatch) -> None:
         for offset in ends.offsets:
             if self._ends_of.get(offset) is ends:
                 del self._ends_of[offset]
 
     @staticmethod
-    def _serve_again(ends: _Ends) -> None:
+    def _serve_again(ends: _EndBatch) -> None:
         calls, ends.calls, ends.repeats = (*ends.calls, *ends.repeats), [], []
         for call in calls:
             call.dispatch()

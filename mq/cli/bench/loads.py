@@ -70,7 +70,7 @@ class Arrivals:
         return len(self._acknowledged_numbers)
 
 
-class _Sender:
+class _LoadSender:
     """Sends messages by a plan, and counts outcomes."""
 
     def __init__(self, plan: BenchPlan, producer: Producer, arrivals: Arrivals | None = None) -> None:
@@ -170,7 +170,7 @@ async def produce(plan: BenchPlan, namesrv: str) -> Result:
     """Send messages. Raises ClientError if the cluster is unreachable; failed sends are in the result."""
     result = Result()
     async with _open_producer(plan, namesrv) as producer:
-        sender = _Sender(plan, producer)
+        sender = _LoadSender(plan, producer)
         await sender.run(plan.warm_up_seconds)
         sender.forget()
         async with _measure(result, namesrv):
@@ -201,7 +201,7 @@ async def backlog(plan: BenchPlan, namesrv: str) -> Result:
     async with Admin(namesrv) as admin:
         before = await admin.topic_stats(plan.topic)
         async with _open_producer(plan, namesrv) as producer:
-            sender = _Sender(plan, producer)
+            sender = _LoadSender(plan, producer)
             await sender.run(plan.seconds)
         after = await admin.topic_stats(plan.topic)
     spans = {
@@ -261,7 +261,7 @@ async def both(plan: BenchPlan, namesrv: str) -> Result:
         for queue in queues:
             await consumer.seek(queue, "last")
         nursery.start_soon(receive)
-        sender = _Sender(plan, producer, arrivals)
+        sender = _LoadSender(plan, producer, arrivals)
         await sender.run(plan.warm_up_seconds)
         sender.forget()
         arrivals.forget()

@@ -118,7 +118,7 @@ def _reason(failure: ClientError) -> str:
     return failure.reason if isinstance(failure, ConnectFailed) else str(failure)
 
 
-class _Slot:
+class _SharedAttempt:
     """Merges simultaneous requests for one connection (or one route) into one attempt; all get its failure."""
 
     __slots__ = ("attempts", "failure", "lock")
@@ -159,10 +159,10 @@ class ClientCore:
         self._on_route_change = on_route_change
         self._on_server_request = on_server_request
         self._connections: dict[str, Connection] = {}
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _SharedAttempt] = {}
         self._routes: dict[str, TopicRoute] = {}
         self._group_at: dict[str, str] = {}
-        self._looking_up: dict[str, _Slot] = {}
+        self._looking_up: dict[str, _SharedAttempt] = {}
         self._heartbeat_wanted = anyio.Event()
         self._ask_again_at = float("-inf")
         self._closed = False
@@ -276,7 +276,7 @@ class ClientCore:
         """Return the open connection to `address`, or open one. Raises ConnectFailed, ClientClosed."""
         if (connection := self.find_connection(address)) is not None:
             return connection
-        slot = self._slots.setdefault(address, _Slot())
+        slot = self._slots.setdefault(address, _SharedAttempt())
         attempts_before = slot.attempts
         async with slot.lock:
             if (connection := self.find_connection(address)) is not None:
@@ -386,7 +386,7 @@ class ClientCore:
         """
         if not refresh and (route := self._routes.get(topic)) is not None:
             return route
-        slot = self._looking_up.setdefault(topic, _Slot())
+        slot = self._looking_up.setdefault(topic, _SharedAttempt())
         attempts_before = slot.attempts
         async with slot.lock:
             route = self._routes.get(topic)

@@ -43,8 +43,8 @@ from mq.client.net.ping import PING_SECONDS, ping
 if TYPE_CHECKING:
     import asyncio
 
-_host_here: contextvars.ContextVar[_Host | None] = contextvars.ContextVar("_host_here", default=None)
-_hosts: dict[int, weakref.ref[_Host]] = {}
+_host_here: contextvars.ContextVar[_ClientHost | None] = contextvars.ContextVar("_host_here", default=None)
+_hosts: dict[int, weakref.ref[_ClientHost]] = {}
 
 
 class Client:
@@ -55,8 +55,8 @@ class Client:
     _on_event: OnEvent | None = None
     _pings_first = False
     """Whether opening it checks its addresses."""
-    _host: _Host | None = None
-    _block: _Host | None = None
+    _host: _ClientHost | None = None
+    _block: _ClientHost | None = None
 
     def _take_settings(self, remoting: RemotingSettings | None) -> None:
         """Set the settings. Raises TypeError for a value that is not a RemotingSettings."""
@@ -128,11 +128,11 @@ class Client:
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or sent to another process: make it there")
 
-    async def _open(self) -> _Host:
+    async def _open(self) -> _ClientHost:
         if self._host is not None and not self._host.is_over and not self._host.is_parents:
             raise AlreadyOpen(f"{self!r} is already open; a client has one block or one open() at a time")
         self._renew()
-        host = self._host = _Host(self)
+        host = self._host = _ClientHost(self)
         host.start()
         try:
             await host.opening_ended.wait()
@@ -236,7 +236,7 @@ class Client:
             raise ClientForked(type(self).__name__, host.process)
 
 
-class _Host:
+class _ClientHost:
     """One session of a client, from its opening to its end."""
 
     def __init__(self, client: Client) -> None:
@@ -264,7 +264,7 @@ class _Host:
         self._is_raised = False
         self.end_event = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._body: _Body | None = None
+        self._body: _BlockBody | None = None
         self._is_interrupted = False
         self._task: asyncio.Task[None] | None = None
 
@@ -390,7 +390,7 @@ class _Host:
         return BaseExceptionGroup("the body of a client's block and a task of the client failed", [error, failure])
 
 
-class _Body(ABC):
+class _BlockBody(ABC):
     """The body of a block, which is cancelled if the session fails."""
 
     @abstractmethod
@@ -400,7 +400,7 @@ class _Body(ABC):
     def leave(self, error: BaseException | None) -> BaseException | None: ...
 
 
-class _TrioBody(_Body):
+class _TrioBody(_BlockBody):
     def __init__(self) -> None:
         self._scope = anyio.CancelScope()
         self._scope.__enter__()
@@ -418,7 +418,7 @@ class _TrioBody(_Body):
         return None if is_swallowed else error
 
 
-class _AsyncioBody(_Body):
+class _AsyncioBody(_BlockBody):
     """A task group as `asyncio.TaskGroup` has it; its block may be left in another task than it was entered in."""
 
     def __init__(self) -> None:

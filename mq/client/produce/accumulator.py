@@ -57,7 +57,7 @@ def may_join(message: Message, outgoing: OutgoingMessage) -> bool:
     )
 
 
-class _Lane(NamedTuple):
+class _BatchLane(NamedTuple):
     """Messages of one lane may share a batch."""
 
     topic: str
@@ -73,20 +73,20 @@ class Member:
 
     __slots__ = ("batch", "message", "on_done")
 
-    def __init__(self, message: OutgoingMessage, on_done: OnDone, batch: _Batch) -> None:
+    def __init__(self, message: OutgoingMessage, on_done: OnDone, batch: _MessageBatch) -> None:
         self.message = message
         self.on_done = on_done
-        self.batch: _Batch | None = batch
+        self.batch: _MessageBatch | None = batch
 
 
-class _Batch:
+class _MessageBatch:
     """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; then
     `pending_count` counts its members. `came_from` is the number of the batch from which its only message comes.
     """
 
     __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending_count")
 
-    def __init__(self, lane: _Lane, due_at: float, deadline: float) -> None:
+    def __init__(self, lane: _BatchLane, due_at: float, deadline: float) -> None:
         self.lane = lane
         self.due_at = due_at
         self.deadline = deadline
@@ -126,11 +126,11 @@ class Accumulator:
         self._linger = linger
         self._batch_bytes = batch_bytes
         self._on_finished = on_finished
-        self._open: dict[_Lane, _Batch] = {}
-        self._on_wire: dict[_Lane, int] = {}
+        self._open: dict[_BatchLane, _MessageBatch] = {}
+        self._on_wire: dict[_BatchLane, int] = {}
         self._requests = 0
         self._pending_count = 0
-        self._alone: set[_Batch] = set()
+        self._alone: set[_MessageBatch] = set()
         self._wakeup = anyio.Event()
         self._closed = False
 
@@ -148,7 +148,7 @@ class Accumulator:
         if self._closed:
             raise ClientClosed("the producer is closed")
         queue = queue or self._pipeline.sharding_queue(message)
-        lane = _Lane(message.topic, queue, None if queue else message.sharding_key, timeout, message.priority)
+        lane = _BatchLane(message.topic, queue, None if queue else message.sharding_key, timeout, message.priority)
         nbytes = BATCHED_BYTES_MIN + len(message.body) + len(message.properties)
         batch = self._open.get(lane)
         if batch is not None and batch.nbytes + nbytes > self._batch_bytes:
@@ -164,10 +164,10 @@ class Accumulator:
             self._send(batch)
         return member
 
-    def _begin(self, lane: _Lane) -> _Batch:
+    def _begin(self, lane: _BatchLane) -> _MessageBatch:
         now = anyio.current_time()
         wait = min(self._linger, lane.timeout / 2) if lane in self._on_wire else 0.0
-        batch = self._open[lane] = _Batch(lane, now + wait, now + lane.timeout)
+        batch = self._open[lane] = _MessageBatch(lane, now + wait, now + lane.timeout)
         self._wakeup.set()
         return batch
 
@@ -218,12 +218,12 @@ class Accumulator:
             for batch in [each for each in self._open.values() if each.due_at <= now]:
                 self._send(batch)
 
-    def _send(self, batch: _Batch) -> None:
+    def _send(self, batch: _MessageBatch) -> None:
         """Pass an open batch to the pipeline."""
         del self._open[batch.lane]
         self._start(batch)
 
-    def _start(self, batch: _Batch) -> None:
+    def _start(self, batch: _MessageBatch) -> None:
         lane = batch.lane
         message = batch.members[0].message if len(batch.members) == 1 else _together(batch.members)
         if self._numbering is not None:
@@ -238,7 +238,7 @@ class Accumulator:
             queue=lane.queue,
         )
 
-    def _on_outcome(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+    def _on_outcome(self, batch: _MessageBatch, outcome: SendResult | ClientError) -> None:
         if len(batch.members) > 1 and _is_refused_as_a_batch(outcome):
             self._send_one_by_one(batch)
         else:
@@ -247,16 +247,16 @@ class Accumulator:
         self._leave_wire(batch)
         self._on_finished()
 
-    def _send_one_by_one(self, batch: _Batch) -> None:
+    def _send_one_by_one(self, batch: _MessageBatch) -> None:
         for member in batch.members:
             if member.batch is not None:
-                alone = member.batch = _Batch(batch.lane, batch.due_at, batch.deadline)
+                alone = member.batch = _MessageBatch(batch.lane, batch.due_at, batch.deadline)
                 alone.came_from = batch.number
                 alone.members.append(member)
                 self._alone.add(alone)
                 self._start(alone)
 
-    def _leave_wire(self, batch: _Batch) -> None:
+    def _leave_wire(self, batch: _MessageBatch) -> None:
         lane = batch.lane
         self._requests -= 1
         self._alone.discard(batch)
@@ -266,7 +266,7 @@ class Accumulator:
             if (next_batch := self._open.get(lane)) is not None:
                 self._send(next_batch)
 
-    def _complete_all(self, batch: _Batch, outcome: SendResult | ClientError) -> None:
+    def _complete_all(self, batch: _MessageBatch, outcome: SendResult | ClientError) -> None:
         """Call each member's callback with the outcome of its message."""
         members = batch.members
         record_ids: list[str] = []

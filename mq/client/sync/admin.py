@@ -19,7 +19,7 @@ R = TypeVar("R")
 PartT = TypeVar("PartT")
 
 
-class _Part(Generic[PartT]):
+class _AdminPart(Generic[PartT]):
     """A part of `Admin` for threads."""
 
     def __init__(self, admin: SyncAdmin, part: PartT) -> None:
@@ -27,17 +27,17 @@ class _Part(Generic[PartT]):
         self._part = part
 
 
-def _asks(method: Callable[Concatenate[PartT, P], Awaitable[R]]) -> Callable[Concatenate[_Part[PartT], P], R]:
+def _asks(method: Callable[Concatenate[PartT, P], Awaitable[R]]) -> Callable[Concatenate[_AdminPart[PartT], P], R]:
     """Return the blocking method for a coroutine function of such a part."""
 
     @functools.wraps(method)
-    def call(part: _Part[PartT], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    def call(part: _AdminPart[PartT], /, *args: P.args, **kwargs: P.kwargs) -> R:
         return part._admin._call(method, part._part, *args, **kwargs)
 
     return call
 
 
-class SyncSchedules(_Part[Schedules]):
+class SyncSchedules(_AdminPart[Schedules]):
     """`Schedules` for threads: `SyncAdmin.schedules`."""
 
     create = _asks(Schedules.create)
@@ -50,7 +50,7 @@ class SyncSchedules(_Part[Schedules]):
     trigger = _asks(Schedules.trigger)
 
 
-class SyncLiteTopics(_Part[LiteTopics]):
+class SyncLiteTopics(_AdminPart[LiteTopics]):
     """`LiteTopics` for threads: `SyncAdmin.lite`."""
 
     brokers = _asks(LiteTopics.brokers)
@@ -61,7 +61,7 @@ class SyncLiteTopics(_Part[LiteTopics]):
     dispatch = _asks(LiteTopics.dispatch)
 
 
-class SyncRemovedMembers(_Part[RemovedMembers]):
+class SyncRemovedMembers(_AdminPart[RemovedMembers]):
     """`RemovedMembers` for threads: `SyncAdmin.removed_members`."""
 
     remove = _asks(RemovedMembers.remove)

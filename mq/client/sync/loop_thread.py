@@ -73,7 +73,7 @@ class LoopThread:
         If the waiting thread is interrupted, as by ctrl-C, the call is cancelled, and has ended when this raises.
         Raises ClientClosed if the loop has ended.
         """
-        call = _Call(function)
+        call = _ThreadCall(function)
         try:
             future = self.portal.start_task_soon(call.run)
         except RuntimeError as error:
@@ -129,7 +129,7 @@ def _caller() -> Callable[[Callable[[], None]], object]:
     return trio.lowlevel.current_trio_token().run_sync_soon
 
 
-class _Call(Generic[R]):
+class _ThreadCall(Generic[R]):
     """One call, whose outcome is a value: an exception that is not an `Exception` would end the event loop, too."""
 
     def __init__(self, function: Callable[[], Awaitable[R]]) -> None:

@@ -93,17 +93,17 @@ def is_strict(request: type[Request]) -> bool:
     return request.__module__ == _STRICT
 
 
-class _Field(NamedTuple):
+class _HeaderField(NamedTuple):
     name: str
     wire_name: str
     required: bool
     read: Callable[[str], object]
 
 
-class _Shape(NamedTuple):
+class _HeaderShape(NamedTuple):
     request: type[Request]
     ext: type[Ext] | None
-    fields: tuple[_Field, ...]
+    fields: tuple[_HeaderField, ...]
 
 
 def _fit(loose: LooseHeader, kind: type[Request]) -> Request:
@@ -116,7 +116,7 @@ def _fit(loose: LooseHeader, kind: type[Request]) -> Request:
     )
 
 
-def _values(shape: _Shape, loose: LooseHeader) -> dict[str, object]:
+def _values(shape: _HeaderShape, loose: LooseHeader) -> dict[str, object]:
     values: dict[str, object] = {}
     for field in shape.fields:
         text = loose.ext.get(field.wire_name)
@@ -166,17 +166,17 @@ def _reader(kind: msgspec.inspect.Type, *, strict: bool) -> Callable[[str], obje
 
 
 @cache
-def _shape(request: type[Request]) -> _Shape:
+def _shape(request: type[Request]) -> _HeaderShape:
     ext: type[Ext] | None = request.__annotations__.get("ext") and _ext_class(request)
     if ext is None:
-        return _Shape(request, None, ())
+        return _HeaderShape(request, None, ())
     struct_type = msgspec.inspect.type_info(ext)
     assert isinstance(struct_type, msgspec.inspect.StructType)
-    return _Shape(
+    return _HeaderShape(
         request,
         ext,
         tuple(
-            _Field(each.name, each.encode_name, each.required, _reader(each.type, strict=is_strict(request)))
+            _HeaderField(each.name, each.encode_name, each.required, _reader(each.type, strict=is_strict(request)))
             for each in struct_type.fields
         ),
     )

@@ -148,7 +148,7 @@ def _inflate(data: bytes | memoryview) -> bytes:
     return content
 
 
-class _Reader:
+class _RegistrationReader:
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
@@ -209,7 +209,7 @@ class RegisterBrokerBody(msgspec.Struct):
                 raise BodyError(f"registration of {len(data)} bytes has more than {TOPICS_MAX} topics")
             body = _UncompressedBody.decode(data)
             return cls(body.table.topics, body.table.data_version, body.filter_servers)
-        reader = _Reader(_inflate(data))
+        reader = _RegistrationReader(_inflate(data))
         version = DataVersion.decode(reader.read_sized(_PART_BYTES_MAX))
         topics = {}
         for line in reader.lines():

@@ -39,7 +39,7 @@ def parse(data: bytes | memoryview, *, values_max: int = VALUES_MAX) -> Any:
         BodyError: it is neither JSON nor this dialect, is nested deeper than 32 levels, has more than ``values_max``
             values, or a dangling reference.
     """
-    reader = _Reader(bytes(data).decode("utf-8", "replace"), values_max)
+    reader = _JsonReader(bytes(data).decode("utf-8", "replace"), values_max)
     value = reader.read_all()
     return _resolve(value, values_max) if reader.references else value
 
@@ -48,7 +48,7 @@ class _Reference(msgspec.Struct, frozen=True):
     path: str
 
 
-class _Reader:
+class _JsonReader:
     def __init__(self, text: str, values_max: int) -> None:
         self._text = text
         self._at = 0

@@ -37,7 +37,7 @@ class LooseHeader(NamedTuple):
 Scalar = str | int | float | bool | None
 
 
-class _JsonHeader(msgspec.Struct, frozen=True):
+class _LooseJsonHeader(msgspec.Struct, frozen=True):
     code: Scalar = None
     opaque: Scalar = 0
     flag: Scalar = 0
@@ -52,7 +52,7 @@ class _JsonBasics(msgspec.Struct, frozen=True):
     opaque: Scalar = 0
 
 
-_decode_json = msgspec.json.Decoder(_JsonHeader).decode
+_decode_json = msgspec.json.Decoder(_LooseJsonHeader).decode
 _decode_basics = msgspec.json.Decoder(_JsonBasics).decode
 
 

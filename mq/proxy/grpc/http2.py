@@ -69,7 +69,7 @@ class Requests(Protocol):
         """Called when the client answered a ping."""
 
 
-class _Stream:
+class _Http2Stream:
     __slots__ = ("arrived_bytes", "length", "local_ended", "remote_ended", "window", "window_in", "window_update_bytes")
 
     def __init__(self, window: int, window_in: int) -> None:
@@ -100,7 +100,7 @@ class Http2:
     ) -> None:
         self._requests = requests
         self._decoder = HeaderDecoder(header_bytes_max)
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _Http2Stream] = {}
         self._reset_by_us: OrderedDict[int, None] = OrderedDict()
         self.last_stream = 0
         self.unsent = bytearray()
@@ -184,7 +184,7 @@ class Http2:
                 self._end_remote(stream_id, stream)
             self._requests.data(stream_id, data, nbytes, ended=is_end)
 
-    def _unexpected_data(self, stream_id: int, stream: _Stream | None, nbytes: int) -> None:
+    def _unexpected_data(self, stream_id: int, stream: _Http2Stream | None, nbytes: int) -> None:
         self._give_connection(nbytes)
         if stream is None:
             self._check_begun(stream_id)
@@ -225,7 +225,7 @@ class Http2:
                     f"the client began stream {stream_id}, and a client's streams have odd numbers",
                 )
             self.last_stream = stream_id
-            stream = self._streams[stream_id] = _Stream(self._initial_window, self._initial_window_in)
+            stream = self._streams[stream_id] = _Http2Stream(self._initial_window, self._initial_window_in)
             stream.remote_ended = is_end
             self._requests.request(stream_id, fields, ended=is_end)
             return
@@ -319,7 +319,7 @@ class Http2:
         if stream_id > self.last_stream or not stream_id % 2:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame came on stream {stream_id}, which was not opened")
 
-    def _end_remote(self, stream_id: int, stream: _Stream) -> None:
+    def _end_remote(self, stream_id: int, stream: _Http2Stream) -> None:
         stream.remote_ended = True
         if stream.local_ended:
             del self._streams[stream_id]

@@ -50,10 +50,10 @@ async def serve_grpc(
     """
     counters = GrpcCounters() if counters is None else counters
     context = ServerContext(methods, limits, counters, trio.Event() if drain is None else drain, log)
-    await _Server(context, tls, tls_required=tls_required, trusts=trusts).run(listeners, task_status)
+    await _GrpcServer(context, tls, tls_required=tls_required, trusts=trusts).run(listeners, task_status)
 
 
-class _Server:
+class _GrpcServer:
     def __init__(self, context: ServerContext, tls: TlsContext | None, *, tls_required: bool, trusts: Trusts) -> None:
         self._context = context
         self._tls = tls

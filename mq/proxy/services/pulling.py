@@ -31,7 +31,7 @@ _NOTHING: Final = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETR
 _ENDS: Final = {pb.BEGINNING: RequestCode.GET_MIN_OFFSET, pb.END: RequestCode.GET_MAX_OFFSET}
 
 
-class _Queue:
+class _RequestedQueue:
     """Parses the queue of a request. Raises CodedError."""
 
     def __init__(self, queue: pb.MessageQueue) -> None:
@@ -62,7 +62,7 @@ class Pulling:
             await call.send(answer.SerializeToString())
 
     async def _pull(self, request: pb.PullMessageRequest, caller: Caller) -> list[pb.PullMessageResponse]:
-        group, queue = group_of(request.group), _Queue(request.message_queue)
+        group, queue = group_of(request.group), _RequestedQueue(request.message_queue)
         offset = _parse_offset(request.offset)
         if queue.broker_name not in (await self._brokers.topic(queue.topic)).route.brokers:
             raise CodedError(pb.BAD_REQUEST, f"the topic {queue.topic} has no broker {queue.broker_name}")
@@ -113,7 +113,7 @@ class Pulling:
 
     async def update_offset(self, request: pb.UpdateOffsetRequest, caller: Caller) -> pb.UpdateOffsetResponse:
         """Store the offset of a group in a queue. Raises CodedError, ClientError."""
-        group, queue = group_of(request.group), _Queue(request.message_queue)
+        group, queue = group_of(request.group), _RequestedQueue(request.message_queue)
         ext = UpdateConsumerOffsetExt(
             consumer_group=group,
             topic=queue.topic,
@@ -127,7 +127,7 @@ class Pulling:
 
     async def get_offset(self, request: pb.GetOffsetRequest, caller: Caller) -> pb.GetOffsetResponse:
         """Return the stored offset of a group. Raises CodedError, ClientError."""
-        group, queue = group_of(request.group), _Queue(request.message_queue)
+        group, queue = group_of(request.group), _RequestedQueue(request.message_queue)
         ext = QueryConsumerOffsetExt(
             consumer_group=group, topic=queue.topic, queue_id=queue.queue_id, set_zero_if_not_found=False
         )
@@ -136,7 +136,7 @@ class Pulling:
 
     async def query_offset(self, request: pb.QueryOffsetRequest, caller: Caller) -> pb.QueryOffsetResponse:
         """Return the first or next offset of a queue, or its offset at a time. Raises CodedError, ClientError."""
-        queue = _Queue(request.message_queue)
+        queue = _RequestedQueue(request.message_queue)
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):
                 raise CodedError(pb.BAD_REQUEST, "the request has no time")
@@ -153,7 +153,7 @@ class Pulling:
         offset = await self._offset(queue, code, {**fields, **caller.extra})
         return pb.QueryOffsetResponse(status=OK, offset=offset)
 
-    async def _offset(self, queue: _Queue, code: int, fields: Fields) -> int:
+    async def _offset(self, queue: _RequestedQueue, code: int, fields: Fields) -> int:
         response, _ = await self._brokers.ask(queue.topic, queue.broker_name, code, fields)
         return fields_of(OffsetReply, response).offset
 

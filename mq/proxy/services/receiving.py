@@ -138,7 +138,7 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts if part.isdecimal())
 
 
-class _Delivery:
+class _PopDelivery:
     """A pop for a call. Its messages are sent to the call, or returned to the broker if the call is over."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ class Receiving:
         self._lite = lite
         self._identify = identify
         self._drain_event = drain_event
-        self._deliveries: set[_Delivery] = set()
+        self._deliveries: set[_PopDelivery] = set()
         self._giving_back = 0
         self._gave_back = trio.Event()
         self._nursery = nursery
@@ -264,7 +264,7 @@ class Receiving:
         while True:
             if self._drain_event.is_set():
                 return []
-            delivery = _Delivery()
+            delivery = _PopDelivery()
             seconds = max(deadline - trio.current_time(), 0.05)
             self._nursery.start_soon(self._pop_for, delivery, receive, in_order, seconds)
             self._deliveries.add(delivery)
@@ -294,7 +294,7 @@ class Receiving:
             if not delivery.messages:
                 return []
 
-    async def _pop_for(self, delivery: _Delivery, receive: _Receive, in_order: bool, seconds: float) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
+    async def _pop_for(self, delivery: _PopDelivery, receive: _Receive, in_order: bool, seconds: float) -> None:  # noqa: ASYNC910 - asking is a checkpoint, also when it fails
         def ext_for(left_ms: int) -> Fields:
             if receive.lite:
                 return {**self._lite_ext(receive, left_ms).fields(), **receive.caller.extra}

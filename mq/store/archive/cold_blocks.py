@@ -58,7 +58,7 @@ class KnownLog:
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
+class _BlockTable:
     """The places of the blocks of a file. ``befores`` has the log before each block, and behind the last one."""
 
     stored: StoredObject
@@ -104,7 +104,7 @@ class ColdBlocks:
         """Something that the manifest names was damaged, or of another log: perhaps it has been mended since."""
         self._proven: dict[int, Base] = {}
         """The log at the beginnings of files, by physical offset, as far as it was followed from a known place."""
-        self._tables: OrderedDict[str, _Table] = OrderedDict()
+        self._tables: OrderedDict[str, _BlockTable] = OrderedDict()
         self._blocks = 0
         self.requests = self.hits = 0
 
@@ -182,7 +182,7 @@ class ColdBlocks:
         assert len(blocks) == len(numbers), f"{len(blocks)} of {len(numbers)} blocks from {begin} to {stop}"
         return [(table.begins[number], blocks[number]) for number in numbers]
 
-    def _load(self, table: _Table, numbers: Sequence[int]) -> dict[int, bytes]:
+    def _load(self, table: _BlockTable, numbers: Sequence[int]) -> dict[int, bytes]:
         """Consecutive blocks from the store."""
         assert numbers[-1] - numbers[0] == len(numbers) - 1, f"blocks {numbers} do not follow each other"
         file = table.stored
@@ -199,7 +199,7 @@ class ColdBlocks:
             blocks[number] = block
         return blocks
 
-    def _verify(self, table: _Table, number: int, data: bytes) -> None:
+    def _verify(self, table: _BlockTable, number: int, data: bytes) -> None:
         """Check every entry of a block. Raises BackupDamaged, FormatTooNew."""
         assert 0 <= number < len(table.begins) < len(table.befores), f"block {number} of {len(table.begins)}"
         path = self._get_store().path(table.stored.name)
@@ -278,7 +278,7 @@ class ColdBlocks:
             self._read_manifest()
             return self._files.get(start, before) != before
 
-    def _table(self, file: StoredObject) -> _Table:
+    def _table(self, file: StoredObject) -> _BlockTable:
         """Return the places of the blocks of a file of this log. Raises as `fetch`."""
         assert file.start % self._known_log.segment_bytes == 0, f"{file.name} is the file at {file.start}"
         if (kept_table := self._kept_table(file)) is not None:
@@ -296,7 +296,7 @@ class ColdBlocks:
             self._keep(table)
         return newer[0]
 
-    def _kept_table(self, file: StoredObject) -> _Table | None:
+    def _kept_table(self, file: StoredObject) -> _BlockTable | None:
         if file.index is None:
             return None
         with self._lock:
@@ -311,7 +311,7 @@ class ColdBlocks:
                 return base
         return self._proven.get(pos)
 
-    def _keep(self, table: _Table) -> None:
+    def _keep(self, table: _BlockTable) -> None:
         """Keep a table that is of this log."""
         assert table.stored.index is not None, f"{table.stored.name} has no index"
         begin = table.befores[0]
@@ -324,14 +324,14 @@ class ColdBlocks:
                 _, oldest = self._tables.popitem(last=False)
                 self._blocks -= len(oldest.begins)
 
-    def _read_table(self, file: StoredObject) -> _Table:
+    def _read_table(self, file: StoredObject) -> _BlockTable:
         """Read the table of a file that the manifest names, of whatever log. Raises as `fetch`."""
         content, path = self._index_content(file)
         places, end = decode_block_places(content, path)
         befores = [before for before, _ in places]
         if befores[0].pos != file.start or end.pos != file.start + self._known_log.segment_bytes:
             raise BackupDamaged(path, f"it is not the index of the file at {file.start}")
-        return _Table(file, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
+        return _BlockTable(file, [each.pos for each in befores], [nbytes for _, nbytes in places], [*befores, end])
 
     def _index_content(self, file: StoredObject) -> tuple[bytes, str]:
         """The content of an index, as the manifest has it, and its name in messages. Raises as `fetch`."""
@@ -356,7 +356,7 @@ def _block_name(file: StoredObject, begin: int) -> str:
     return f"{file.sha256[:16]}.{begin:020d}"
 
 
-def _requests(table: _Table, numbers: Sequence[int]) -> Iterator[list[int]]:
+def _requests(table: _BlockTable, numbers: Sequence[int]) -> Iterator[list[int]]:
     """Group consecutive blocks that one request reads together."""
     group: list[int] = []
     nbytes = 0

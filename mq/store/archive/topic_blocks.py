@@ -154,7 +154,7 @@ class TopicBlocks:
         """
         following = {queue_id: begin for queue_id, (begin, _) in ranges.items()}
         begun_queues: set[int] = set()
-        pending: deque[tuple[_Span, Future[Sequence[tuple[int, bytes]]]]] = deque()
+        pending: deque[tuple[_BlockSpan, Future[Sequence[tuple[int, bytes]]]]] = deque()
         pool = ThreadPoolExecutor(REQUESTS_AHEAD)
         try:
             for start in range(begin_pos, end_pos, self._place.segment_bytes):
@@ -186,9 +186,9 @@ class TopicBlocks:
         following: dict[int, int],
         begun_queues: set[int],
         tag_codes: frozenset[int] | None,
-    ) -> Iterator[_Span]:
+    ) -> Iterator[_BlockSpan]:
         """The parts of a file with wanted messages, as one request each; moves ``following`` on."""
-        open_span: _Span | None = None
+        open_span: _BlockSpan | None = None
         for block in index.blocks:
             before = dict(following)
             is_wanted = self._advance(topic, block, start, ranges, following, begun_queues, tag_codes)
@@ -201,7 +201,7 @@ class TopicBlocks:
                 yield open_span
                 open_span = None
             if open_span is None:
-                open_span = _Span(block.before.pos, end, {}, {})
+                open_span = _BlockSpan(block.before.pos, end, {}, {})
             open_span.stop = end
             open_span.wanted[block.before.pos] = {
                 queue_id: (before[queue_id], offset) for queue_id, offset in following.items()
@@ -239,7 +239,7 @@ class TopicBlocks:
     def _records(
         self,
         topic: str,
-        span: _Span,
+        span: _BlockSpan,
         read: Future[Sequence[tuple[int, bytes]]],
         tag_codes: frozenset[int] | None,
     ) -> ArchivedRecords:
@@ -280,7 +280,7 @@ def _base(place: LogPlace) -> Base:
 
 
 @dataclass(slots=True)
-class _Span:
+class _BlockSpan:
     """Blocks that follow each other.
 
     ``wanted``: for each, by queue id the first queue offset, and the one behind the last.

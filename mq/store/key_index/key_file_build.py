@@ -17,7 +17,7 @@ _WINDOW_BYTES: Final = 1024 * 1024
 """Read and indexed in one step: enough for numpy, and it fits the CPU cache."""
 
 
-class _Window(NamedTuple):
+class _EntryWindow(NamedTuple):
     """Contiguous entries at ``pos``: their bytes with padding, the beginnings of records, and the last entry."""
 
     pos: int
@@ -53,7 +53,7 @@ def build_key_file(read: Read, begin: int, end: int) -> bytes:
     return encode_key_file(scope, every[is_first].astype(">u8").tobytes())
 
 
-def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
+def _windows(read: Read, begin: int, end: int) -> Iterator[_EntryWindow]:
     """The entries in ascending order. Raises FrameCorrupt, EntriesDamaged.
 
     The entry before the first one is unknown, so for the first one only body, size and position are verified.
@@ -79,7 +79,7 @@ def _windows(read: Read, begin: int, end: int) -> Iterator[_Window]:
             index, term, chain = entry.index + 1, entry.term, entry.chain
             at += entry.size
         if entry is not None:
-            yield _Window(pos, b"".join((view[:at], PADDING)), starts, entry)
+            yield _EntryWindow(pos, b"".join((view[:at], PADDING)), starts, entry)
         if is_last and pos + at < end:
             raise FrameCorrupt(pos + at, "the file is too short", end, pos + at)
         pos, nbytes = pos + at, _WINDOW_BYTES if at else nbytes * 4
