@@ -217,7 +217,7 @@ class CrashMachine(RuleBasedStateMachine):
                 replica__log__memory_pos=-1,  # nothing is on a disk, what is gone neither
                 environment__in_background=None,
                 replica__log__pread_each=self.log.read_each,
-                traffic__note_got=lambda *_: None,
+                traffic__count_got=lambda *_: None,
                 quotas=QuotaBuckets(),
                 rng=random.Random(self.opaque),
                 clock=lambda: (self.now_ms - self.steps_ms) / 1000,

@@ -109,7 +109,7 @@ def test_republished_message_of_unknown_outcome_is_stored_once(
 
 def test_connection_closed_since_the_last_send_is_not_used(publishing: Publishing) -> None:
     publishing.publish("a")
-    [line] = publishing.connection.default_channel._session._blocking._idle
+    [line] = publishing.connection.default_channel._session._blocking_sends._idle
     line.socket.shutdown(2)
     publishing.publish("b")
     assert publishing.long_way == 0
