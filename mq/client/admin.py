@@ -312,7 +312,7 @@ class Admin(Client):
     # Messages.
 
     async def message_by_id(self, offset_message_id: str) -> ReceivedMessage | None:
-        """Return the stored record with this id (`SendResult.offset_message_id`); None if it does not exist any more.
+        """Return the stored record with this id (`SendResult.offset_message_id`), or None if there is none.
 
         It is found although the broker that stored it is down. Raises ValueError for an invalid id, NoRoute if no
         broker group has the broker named in it, and none has the record.
@@ -371,7 +371,7 @@ class Admin(Client):
 
     async def topic_identities(self, topic: str) -> dict[str, str]:
         """Return the identity of `topic` in each broker group. It differs from that of a deleted topic of the same
-        name, and of one in another cluster. Brokers of old releases and stock brokers are missing.
+        name, and of one in another cluster. Empty for topics of old releases, and from stock brokers.
 
         Raises TopicNotFound, NoRoute.
         """
@@ -469,7 +469,7 @@ class Admin(Client):
         return {group: _by_queue(progress[group]) for group in sorted(progress)}
 
     async def group_members(self, group: str) -> list[ClientConnectionData]:
-        """Return the members of a consumer group in all broker groups, by client id. Raises NoRoute."""
+        """Return the members of a group in all broker groups, by client id; empty without any. Raises NoRoute."""
         members: dict[str, ClientConnectionData] = {}
         ext = ConsumerGroupExt(consumer_group=group)
         for address in (await self._leaders(None, None)).values():

@@ -280,7 +280,7 @@ class SendSpan:
 class Work:
     """The span of handling messages: the current span within its block, which ends it.
 
-    Without a block it ends when the messages are `settled`.
+    Without a block it ends with `on_settle`.
     """
 
     __slots__ = ("_block", "_in_block", "_span")

@@ -83,7 +83,7 @@ class KeyLanes:
                 self._give_back(process_queue, message)
 
     async def _wait(self, process_queue: ProcessQueue, until: float) -> None:
-        """Wait until a time, until the queue is dropped, or for `end`."""
+        """Wait until a time, until the queue is dropped, or until `stop`."""
         wakes = anyio.Event()
         self._wake_events.add(wakes)
         try:

@@ -38,7 +38,7 @@ REBALANCE_RETRY_SECONDS_MAX = 0.5
 class GroupMember:
     """The group membership of an open push consumer. `run` must run in `tasks`; call `leave` afterwards.
 
-    `subscribed` are the subscriptions by topic; after a change call `rebalance_soon`. Without `allocate` this member
+    `topics` are the subscriptions by topic; after a change call `rebalance_soon`. Without `allocate` this member
     gets all queues; with `exclusive` those that it can lock. Pulled messages are put on `board`.
     """
 

@@ -85,7 +85,7 @@ def check_policies(on_error: OnError | None) -> OnError:
 
 
 def raised_policy(error: BaseException) -> HandlingPolicy | None:
-    """Return the policy that a handler raised, alone or in a group of exceptions; None if it raised anything else.
+    """Return the policy that a handler raised, alone or in a group; None if it raised anything else, too.
 
     A group has the policy of all its exceptions, if these are policies of one class, with equal retry times.
     """

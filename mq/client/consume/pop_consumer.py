@@ -267,7 +267,7 @@ class PopConsumer(Consumer[BodyT]):
                     log.info("pop_failed", topic=self.topic, broker_name=message.queue.broker_name, reason=str(unsaid))
 
     async def ack(self, message: PoppedMessage[Any]) -> None:
-        """Acknowledge a message, and wait for the broker's answer. Raises ClientError if none comes in time.
+        """Acknowledge a message, and wait until a broker confirms that. Raises ClientError if none does in time.
 
         If its invisible time was over before, it is redelivered all the same. With `ordered`, the next message of its
         queue may be delivered from this call on. If cancelled, it may be acknowledged.

@@ -17,7 +17,7 @@ from mq.client.message import MessageQueue, ReceivedMessage
 
 
 class FlowLimits:
-    """The limits at which pulling pauses. One pull may exceed each limit.
+    """The limits at which pulling pauses. A queue may exceed each limit by one pull at most.
 
     `count_max` messages, `bytes_max` bytes of bodies, and `span_max` offsets between the oldest unacknowledged message
     and the newest one (which limits redelivery after a restart).
@@ -187,12 +187,12 @@ class ProcessQueue:
             acknowledged.remove(unacknowledged.popleft())
 
     def give_back(self, messages: Iterable[ReceivedMessage[Any]], not_before: float) -> None:
-        """Return unfinished messages: they are delivered again at `not_before`, and other messages in the meantime."""
+        """Put unfinished messages back: they are delivered again at `not_before`, and others in the meantime."""
         for message in messages:
             heappush(self._later, (not_before, message.queue_offset, message))
 
     def block(self, messages: list[ReceivedMessage[Any]], until: float) -> None:
-        """Return unfinished messages, and deliver nothing of the queue until they are delivered again at `until`.
+        """Put unfinished messages back, and deliver nothing of the queue until they are delivered again at `until`.
 
         This is `give_back` for ordered consumption.
         """

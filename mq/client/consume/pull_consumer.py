@@ -255,7 +255,7 @@ class PullConsumer(PositionedConsumer[BodyT]):
         self._read_from(queue, offset)
 
     def pause(self, *queues: MessageQueue) -> None:
-        """Return no messages of these queues, or of all assigned ones, from `poll` until `resume`.
+        """Let `poll` return no messages of these queues, or of all assigned ones, until `resume`.
 
         Raises TypeError for a value that is not a queue.
         """

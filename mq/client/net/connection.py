@@ -165,7 +165,7 @@ class _FrameBuffer:
 
 
 class Connection:
-    """A connection to one server. When it has ended, `lost` says why, and nothing can be sent."""
+    """A connection to one server. When it has ended, `failure` says why, and nothing can be sent."""
 
     def __init__(
         self,

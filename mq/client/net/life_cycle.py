@@ -177,7 +177,7 @@ class Client:
         """Run the client's tasks and resources while it is open."""
 
     def _troubles(self) -> Iterator[str]:
-        """Return the problems that keep the open client from working."""
+        """Yield the problems that keep the open client from working."""
         if self._core is not None:
             yield from self._core.troubles()
 

@@ -80,8 +80,8 @@ class Member:
 
 
 class _MessageBatch:
-    """`deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it; then
-    `pending_count` counts its members. `came_from` is the number of the batch from which its only message comes.
+    """One batch. `deadline` is its first message's; `number` the pipeline's, None before the batch is passed to it;
+    then `pending_count` counts members. `came_from` is the number of the batch from which its only message comes.
     """
 
     __slots__ = ("came_from", "deadline", "due_at", "lane", "members", "nbytes", "number", "pending_count")

@@ -486,7 +486,7 @@ class Producer(Client, Generic[BodyT]):
 
     @property
     def dropped_replies(self) -> int:
-        """The number of replies for which no request was waiting any more."""
+        """The number of replies for which no request was waiting, or none any more."""
         self._check_process()
         return 0 if self._requests is None else self._requests.dropped_count
 

@@ -136,7 +136,7 @@ class SetTransaction(Generic[BodyT]):
         consumer: ConsumingClient,
         messages: ReceivedMessage[Any] | Sequence[ReceivedMessage[Any]] | None = None,
     ) -> None:
-        """Add the offsets of consumed messages: the group's offsets advance only if the transaction is committed.
+        """Add consumed offsets: the group's offsets advance if, and only if, the transaction is committed.
 
         Of a `PullConsumer`: all that it has returned since its last commit; so do not pass `messages`. If the
         transaction is not committed, the consumer returns them again. Of a `PushConsumer`: the `messages` that its

@@ -1,4 +1,4 @@
-"""Transactional messages: consumers see them only if the application's own work succeeds."""
+"""Transactional messages: consumers see them if, and only if, the application's own work succeeds."""
 
 from __future__ import annotations
 

@@ -395,7 +395,7 @@ class SyncPullConsumer(_SyncConsumer[PullConsumer[BodyT], BodyT], of=PullConsume
     committed = waits(PullConsumer.committed)
 
     def poll(self, count_max: int = 32, *, timeout: float | None = None) -> list[ReceivedMessage[BodyT]]:
-        """Works like `PullConsumer.poll`. If ctrl-C interrupts it, the next call returns the messages."""
+        """Works like `PullConsumer.poll`. If it is interrupted, as by ctrl-C, a later call returns the messages."""
         messages: list[ReceivedMessage[BodyT]] = []
 
         async def poll() -> None:
