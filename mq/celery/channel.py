@@ -42,7 +42,7 @@ class QoS(virtual.QoS):
         super().ack(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Return a message to its queue, or make it a dead letter. Waits until a broker has stored that."""
+        """Put a message back into its queue, or make it a dead letter. Waits until a broker has stored that."""
         if requeue:
             self.channel.settle(delivery_tag, "give_back", waits=True)
         else:
@@ -50,7 +50,7 @@ class QoS(virtual.QoS):
         self._quick_ack(delivery_tag)
 
     def restore_unacked(self) -> list[Any]:
-        """Return all unacknowledged messages to their queues."""
+        """Put all unacknowledged messages back into their queues."""
         self._flush()
         for tag in list(self._delivered):
             self.channel.settle(tag, "give_back", waits=True)
@@ -58,7 +58,7 @@ class QoS(virtual.QoS):
         return []
 
     def restore_unacked_once(self, stderr: Any = None) -> None:
-        """Return unacknowledged messages when the channel closes; none in a forked process, whose parent has them."""
+        """Put unacknowledged messages back when the channel closes; none in a forked process, whose parent has them."""
         self._on_collect.cancel()
         if self.channel is not None and self.channel.owns_deliveries and not self.channel.closed:
             self.restore_unacked()

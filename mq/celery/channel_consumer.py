@@ -148,7 +148,7 @@ class ChannelConsumer:
             self._transient.remove(each)
 
     async def get(self, queue: str, wait_seconds: float) -> Delivery | None:
-        """Wait for one message, even above the prefetch limit. Raises ClientError."""
+        """Wait `wait_seconds` for one message, even above the prefetch limit; None without one. Raises ClientError."""
         sources = [
             _ConsumedQueue(queue, *each) for each in (await self._calls.sources(self._topics.of_queue(queue))).items()
         ]
@@ -180,7 +180,7 @@ class ChannelConsumer:
         )
 
     async def close(self) -> None:
-        """Return open messages, and those of pops in flight; wait for acknowledgements; end `run`."""
+        """Put open messages back, and those of pops in flight; wait for acknowledgements; end `run`."""
         self._is_over = True
         for each in self._transient:
             each.on_message = None

@@ -81,7 +81,7 @@ class Deliveries:
             tasks.start_soon(self._acknowledgements.run)
 
     async def close(self) -> None:
-        """Return the open deliveries after `run` has ended, and wait for acknowledgements."""
+        """Put the open deliveries back after `run` has ended, and wait for acknowledgements."""
         self._renewals.close()
         with anyio.move_on_after(FLUSH_SECONDS):
             async with anyio.create_task_group() as tasks:
@@ -96,7 +96,7 @@ class Deliveries:
             self._acknowledgements.add(message)
 
     async def give_back(self, tag: str) -> None:
-        """Return a message to its queue. It is delivered again at once, to any consumer."""
+        """Put a message back into its queue. It is delivered again at once, to any consumer."""
         delivery = self._settle(tag)
         if delivery is None:
             return

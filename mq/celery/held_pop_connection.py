@@ -59,8 +59,8 @@ class HeldPopConnection:
         return messages
 
     async def finish(self) -> None:
-        """Stop popping: the broker drops a held pop. Waits until the last pop has ended, because it may have got
-        messages before the broker knew.
+        """Stop popping: the broker drops a held pop. Waits until the last pop has ended: it may have got messages
+        before the broker knew, or it fails.
         """
         self._is_over = True
         if self._connection is not None:

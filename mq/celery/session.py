@@ -192,7 +192,7 @@ class Session:
     # Publishing.
 
     def publish(self, exchange: str, kind: str, routing_key: str, message: Outgoing, unsure: Unsure) -> bool:
-        """Send a message to all queues of its exchange. Returns False if there are none. Raises ClientError.
+        """Send a message to the queues that its exchange chooses. Returns False if there are none. Raises ClientError.
 
         For the application's threads. A message for one queue that is known takes the short way. `unsure` is the
         message that earlier attempts of the same call left, also in another session: it keeps its number, and is sent
@@ -345,7 +345,7 @@ class Session:
         return consumer
 
     def close_consumer(self, consumer: ChannelConsumer) -> None:
-        """Return the messages of a consumer, and stop its task."""
+        """Put the messages of a consumer back into their queues, and stop its task."""
         channel_consumer = self._channel_consumers.pop(consumer, None)
         if channel_consumer is None or not self.is_alive:
             return

@@ -149,7 +149,7 @@ class Clients:
     # Members of consumer groups.
 
     def members(self) -> list[ClientBehindProxy]:
-        """List members of consumer groups, up to `MEMBERS_MAX` and `MEMBERS_BYTES_MAX`; leaves the others out."""
+        """List the member of each client's newest stream, up to `MEMBERS_MAX` and `MEMBERS_BYTES_MAX`."""
         clients: list[ClientBehindProxy] = []
         room = MEMBERS_BYTES_MAX
         for streams in self._streams.values():

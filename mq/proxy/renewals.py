@@ -170,7 +170,7 @@ class Renewals:
                 self._drop(key)
 
     async def release(self, client_id: str) -> None:  # noqa: ASYNC910 - a client may have nothing
-        """Return the messages of a client that has left to the brokers."""
+        """Give the messages of a client that has left back to the brokers."""
         for key, message in [each for each in self._messages.items() if each[0][0] == client_id]:
             self._drop(key)
             await self._give_back(message)

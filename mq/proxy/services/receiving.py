@@ -377,7 +377,7 @@ class Receiving:
         )
 
     def _start_giving_back(self, receive: _Receive, messages: list[PoppedMessage[Any]]) -> None:
-        """Return messages that did not reach the client to the brokers, in the background."""
+        """Give messages that did not reach the client back to the brokers, in the background."""
         if messages:
             self._giving_back += 1
             self._nursery.start_soon(self._give_back, receive, messages)
