@@ -27,7 +27,7 @@ _LONG: Final = 8
 
 
 class TopicEnds(NamedTuple):
-    """The queues of a topic in order of ids: first offset and end of each. Messages are before the end."""
+    """The queues of a topic from id 0 on: each has messages from its first offset up to but not including its end."""
 
     identity: str
     firsts: Sequence[QueueOffset]

@@ -111,7 +111,7 @@ class PartialRequests(Generic[ConnectionT]):
             self._admit_more()
 
     def close_stalled(self, now: float) -> None:
-        """Close connections that receive nothing. Call it about once a second, with monotonic seconds."""
+        """Close connections whose incomplete frame stalls. Call it about once a second, with monotonic seconds."""
         for frame in list(self._admitted_frames.values()):
             nbytes = frame.connection.unfinished_bytes
             growth, frame.received = nbytes - frame.received, nbytes

@@ -297,7 +297,7 @@ def split_record(data: bytes) -> RawRecord:
 
 
 def decode_records(data: memoryview | bytes, *, verify: bool = True) -> list[StoredMessage]:
-    """Decode all records in ``data``, the body of the response to a pull. Raises RecordError.
+    """Decode all records in ``data``, which has nothing else: the body of a pull's response. Raises RecordError.
 
     Runs for every message that a client receives, so the usual layout has its own loop: 2.5 us instead of 3.5.
     """
@@ -384,7 +384,7 @@ def scan_bodies(data: bytes) -> Iterator[tuple[int, int, QueueOffset, int, int, 
 
 
 def latest_store_timestamp(data: memoryview | bytes) -> int:
-    """Return the latest store time of the records in ``data``, in ms since 1970; 0 without records.
+    """Return the latest store time in ``data``, which has only records, in ms since 1970; 0 without records.
 
     Raises RecordError.
     """

@@ -101,7 +101,7 @@ class WrapEncoder:
         self._header = header.replace(b'"opaque":0,', b'"opaque":%d,')
 
     def encode(self, opaque: int, inner: bytes) -> bytes:
-        """Encode a response as a complete frame. ``inner`` is the client's complete frame, or empty."""
+        """Encode a response as a complete frame. ``inner`` is the client's response, a complete frame, or empty."""
         header = self._header % opaque
         return b"".join((encode_prefix(JSON, len(header), len(inner)), header, inner))
 

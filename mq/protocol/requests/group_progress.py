@@ -162,7 +162,7 @@ class InvokeBrokerToResetOffset(Request, tag=int(Code.INVOKE_BROKER_TO_RESET_OFF
 
 
 class SkipMessageExt(Ext):
-    """The header of request code 9010: the message at which a group is stuck, and the operator who skips it."""
+    """The header of request code 9010: the message at which a group stands, and the operator who skips it."""
 
     group: str
     topic: str

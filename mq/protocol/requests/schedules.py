@@ -38,7 +38,7 @@ DUE_MS: Final = "RAFTMQ_SCHEDULE_DUE"
 
 
 class PutScheduleExt(Ext):
-    """The header of 9012: the version that the schedule must have, or `ANY_VERSION`, or `NO_VERSION` for none."""
+    """The header of 9012: the version that the schedule must have; `ANY_VERSION`; `NO_VERSION`: it must not exist."""
 
     expected_version: I64 = ANY_VERSION
 

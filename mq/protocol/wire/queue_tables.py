@@ -95,7 +95,7 @@ def read_member_offsets(body: bytes | memoryview) -> dict[QueueRef, int]:
 
 
 def read_offsets_file(data: bytes) -> dict[QueueRef, int]:
-    """Decode a file that has only an offset table. Raises BodyError, unlike `read_offset_table` for any bad offset."""
+    """Decode a file with only an offset table. Unlike `read_offset_table`, raises BodyError for any bad offset."""
     value = fastjson.parse(data, values_max=fastjson.TRUSTED_VALUES_MAX)
     if not isinstance(value, dict) or "offsetTable" not in value:
         raise BodyError("the table of offsets is missing")
