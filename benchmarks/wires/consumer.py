@@ -76,6 +76,6 @@ class ConsumerWire(Protocol):
         """Return the first requests for messages."""
 
     def take(self, data: bytes) -> tuple[int, bytes]:
-        """Read whole messages from ``data``. Returns the number of bytes read, and the confirmations and new requests
-        to send. Raises LoadFailed if the server refused a request.
+        """Read whole messages from ``data``. Returns the number of bytes read, without an incomplete rest, and the
+        confirmations and new requests to send. Raises LoadFailed if the server refused a request.
         """

@@ -66,8 +66,8 @@ class ArchiveBucket(Bucket):
 
     Attributes:
         mood: how it treats requests now.
-        ends: the ends of the manifests that were writes under their condition, whose objects were all intact, and had
-            been read back after they were writes, unless the store had compared them itself. No other position may be
+        ends: the ends of the manifests that were written under their condition, whose objects were all intact, and had
+            been read back after they were written, unless the store had compared them itself. No other position may be
             taken for archived.
         may_begin_at: up to this physical offset the group has agreed to delete the beginning of the archive.
         writes: objects as they were stored, whatever happened to them later.

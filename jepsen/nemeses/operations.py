@@ -35,7 +35,7 @@ async def restart(injection: Injection, step: FaultStep, leader: str) -> None:
 
 
 async def transfer(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Transfer leadership as `raftmq group transfer` does. Confirmed if the target leads, or has died."""
+    """Transfer leadership as `raftmq group transfer` does. Confirmed if another broker leads, or the target died."""
     match step.variant.what:
         case "leadership to a follower that is killed":
             await _transfer_to_dead(injection, step, leader)

@@ -16,7 +16,7 @@ CUT_SECONDS = 3.0
 
 async def upgrade_and_back(injection: Injection) -> None:
     """Upgrade one replica and downgrade it again, then upgrade all, the leader last. Each is stopped or killed, at
-    random; after each, another replica is killed or cut off. Rounds after the first restart replicas of the new
+    random; after each, another replica is killed or cut off. Rounds after the first restart a replica of the new
     release.
     """
     cluster = injection.cluster

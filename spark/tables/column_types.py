@@ -243,8 +243,8 @@ def _expect(tokens: list[str], mark: str) -> None:
 class Change:
     """The changes that a table needs before it can hold rows of a new schema.
 
-    ``reasons`` has the columns that cannot change, each with the reason. Fields inside a struct are not added: their
-    change is refused.
+    ``new_columns`` are to be added. ``reasons`` has the columns that cannot change, each with the reason. Fields inside
+    a struct are not added: their change is refused.
     """
 
     new_columns: dict[str, ColumnType]

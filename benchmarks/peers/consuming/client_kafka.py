@@ -37,7 +37,7 @@ def _work(job: ConsumerJob) -> ConsumerResult:
         consumer.close()
         return result
     producer = kafka.Producer({**servers, "acks": "all"})
-    while len(queues) < QUEUES or not tally.count:  # the consumer reads nothing for seconds after its queues
+    while len(queues) < QUEUES or not tally.count:  # the consumer reads nothing for seconds after it got its queues
         for partition in queues:
             producer.produce(TOPIC, tally.body(monotonic_seconds()), partition=partition)
         take(0.5)
