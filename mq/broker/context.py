@@ -124,7 +124,7 @@ class BrokerContext:
         internal_messages: builds the messages that the broker itself writes.
         tier: which part of the log is only in the archive.
         records: the log for readers of messages that may be only in the archive; without one, the replica's log.
-        archived: the archived messages in memory; None if archived messages are not served.
+        archived_reads: the archived messages in memory; None if archived messages are not served.
         beginning: whether this replica may say that older messages are gone.
         reads: linearizable reads that survive a change of leader.
         slow_responses: builds long answers in steps, some in each turn of the event loop.

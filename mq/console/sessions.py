@@ -97,7 +97,7 @@ class LoginLimit:
         self._failures: OrderedDict[str, list[float]] = OrderedDict()
 
     def wait_seconds(self, keys: tuple[str, ...], now: float) -> float:
-        """Return in how many seconds the next login may be tried; 0 for now."""
+        """Return in how many seconds the next login may be tried; 0 if it may be tried now."""
         return max((self._wait(key, now) for key in keys), default=0.0)
 
     def on_failure(self, keys: tuple[str, ...], now: float) -> None:

@@ -76,7 +76,7 @@ class Property(Node, frozen=True):
 
 
 class Field(Property, frozen=True):
-    """A value in a JSON body: its text, or null. ``name`` is the name under which `read_body` finds it."""
+    """A value in a JSON body: its text, or null. ``name`` is the name under which `FieldsOfBody` has it."""
 
 
 class NullValue(Node, frozen=True):

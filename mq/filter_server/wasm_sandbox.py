@@ -91,7 +91,7 @@ class Sandbox:
     def load(self, content: bytes) -> WasmFilter:
         """Compile, check and start a module, which takes up to some seconds. Raises ProgramInvalid."""
         try:
-            # Bytes that are not a module could be the text of one, which is not what was return_content for the others.
+            # Bytes that are not a module could be the text of one, which is not what was uploaded for the others.
             wasmtime.Module.validate(self._engine, content)
             module = wasmtime.Module(self._engine, content)
         except wasmtime.WasmtimeError as error:

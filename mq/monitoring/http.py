@@ -208,7 +208,7 @@ async def open_listeners(host: str, port: int) -> list[trio.SocketListener]:
 async def open_metrics_listeners(
     address: tuple[str, int] | None, log: Log, *, is_required: bool
 ) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics; nowhere without an address. Raises OSError if a required address is taken.
+    """Listen for scrapes of metrics; nowhere without an address. Raises OSError if a required one is unavailable.
 
     A default address that is not available does not prevent the start.
     """

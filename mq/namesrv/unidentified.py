@@ -57,6 +57,6 @@ class UnidentifiedConnections(Generic[P]):
         return peer if now >= stranger.since + self._seconds_max else None
 
     def in_favour_of(self, address: str) -> P | None:
-        """Choose a connection to close for ``address``: the oldest of the address with most, if that has far more."""
+        """Choose what to close for ``address``: the oldest of the address with far more than it; None if none has."""
         most = max(self._by_address.values(), key=len, default={})
         return next(iter(most)) if len(most) > 2 * len(self._by_address.get(address, ())) + 1 else None

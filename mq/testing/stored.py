@@ -43,5 +43,5 @@ def to_received(context: BrokerContext, record: StoredMessage) -> ReceivedMessag
 
 
 def topics_of(context: BrokerContext) -> Iterator[str]:
-    """Return the names of all topics that have messages."""
+    """Yield the names of all topics that have messages."""
     yield from sorted({queue.topic for queue in context.store.queues()})

@@ -6,7 +6,7 @@ inputs, as one write, and as few messages per peer as possible. So a loop that f
 effects gets batching for free, and equal inputs give equal outputs, which simulation relies on.
 
 The core counts entries by index and knows their terms and sizes, never their content. The roles are separate modules:
-`state` (shared), `leading`, `following` and `election`. The term rules, which precede any role's, are here.
+`state` (shared), `leader`, `follower` and `election`. The term rules, which precede any role's, are here.
 """
 
 from __future__ import annotations

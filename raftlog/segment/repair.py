@@ -66,7 +66,7 @@ class Repair:
     Attributes:
         peers: will be asked. The log is cut when all of them have refused, so name every other member; without any
             it is never cut.
-        replaced: the overwritten ranges so far.
+        replaced_ranges: the overwritten ranges so far.
         cut_at: where the log was cut, since no peer had more of it; None while it was not.
     """
 

@@ -31,7 +31,7 @@ class Skips(Service):
     """Moves consumer groups past a message, and stores that message as a dead letter.
 
     Attributes:
-        skipped: messages skipped since the start of this replica.
+        skip_count: messages skipped since the start of this replica.
     """
 
     def __init__(

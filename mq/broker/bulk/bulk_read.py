@@ -1,7 +1,7 @@
 """Request code 9007: messages of several queues of a topic in log order, for readers of whole topics.
 
 Followers serve it, so that scans do not load the leader; a leader serves it only if the request allows that. Consume
-queues contain only committed messages, and so do answers. Worker threads read and verify the log (`bulk_selection`);
+queues contain only committed messages, and so do answers. Worker threads read and verify the log (`selection`);
 the event loop only reads consume queues. Limits apply to concurrent reads, waiting reads, bytes per second, and unread
 answers per client; above them a request is refused with BUSY and a time to retry.
 """

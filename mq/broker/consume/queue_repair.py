@@ -27,7 +27,7 @@ class QueueRepair(Service):
     """Restores damaged blocks of the broker's consume queues.
 
     Attributes:
-        restored: how many blocks were restored.
+        restored_count: how many blocks were restored.
     """
 
     def __init__(self, context: BrokerContext) -> None:

@@ -100,7 +100,7 @@ class CheckBacks(Service):
     """Sends check-backs while this replica leads.
 
     Attributes:
-        asked: number of check-backs sent.
+        checks: number of check-backs sent.
         unanswerable: how often no member of a producer group was connected.
         expiry_count: half messages that retention deleted while they were open.
     """

@@ -18,7 +18,7 @@ SHOWN_OF_LIST = 3
 @dataclass(frozen=True, slots=True)
 class UserRow:
     """A user, an account of a file, or a name that only has policies or a quota. ``state`` is "bad" if broker groups or
-    replicas differ.
+    replicas lack it or differ.
 
     ``origin`` is who defines it: "a command" or "acl_file"; ``where`` the broker groups, or replicas, that have it.
     """
