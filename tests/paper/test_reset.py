@@ -150,7 +150,7 @@ def test_retention_races_replication() -> None:
     assert group.terms(C) == group.terms(A)
 
 
-def test_peer_above_a_new_base_continues(group: Group) -> None:
+def test_silent_peer_that_has_the_deleted_entries_needs_no_snapshot(group: Group) -> None:
     """Entries that a silent peer had not confirmed are deleted; it had them all the same and needs no reset."""
     group.cut.add((C, A))
     group.replicate(A, 9)

@@ -214,7 +214,7 @@ async def test_many_pulls_answered_by_one_message_do_not_delay_other_requests(
         assert await held_pulls(client) == 0
 
 
-async def test_pulls_with_long_expressions_do_not_wait_beyond_their_memory(tmp_path: Path) -> None:
+async def test_pull_is_answered_at_once_if_waiting_pulls_use_all_their_memory(tmp_path: Path) -> None:
     async with broker_client(tmp_path, queues=1, long_poll_bytes_max=1024 * 1024) as client:
         long = "||".join(map(str, range(4000)))
         first = await client.post(PULL, pull_ext(sysFlag=HELD, subscription=long))

@@ -58,7 +58,7 @@ def test_recall_of_a_message_in_delivery_is_refused(machine: TimerMachine) -> No
     assert [client.outcome for client in clients] == ["refused", "refused"]
 
 
-def test_message_recalled_after_gathering_is_not_delivered(machine: TimerMachine) -> None:
+def test_message_recalled_after_the_wheel_gathered_it_is_not_delivered(machine: TimerMachine) -> None:
     machine.send(5 * SECOND, 0, 2)
     machine.store_pending()
     machine.run_timers(50)

@@ -48,7 +48,7 @@ def test_run_without_samples_that_count_is_refused() -> None:
     assert parse_arguments(["--quick"]).no_write
 
 
-def test_percentiles_at_half_rate_are_of_all_windows_together() -> None:
+def test_percentiles_at_half_rate_combine_all_windows() -> None:
     slow = round(BUCKETS_PER_E * 11.0)  # about 60 ms
     reports = [Report([1000, 1000], [0.1, 0.1], [{300: 1000}, {300: 996, slow: 4}])]
     windows = [Window(500.0, 1.0, 1.0, 8.0, (5.0, 5.0), 1.0, 0.1)] * 2

@@ -40,7 +40,7 @@ def outcome() -> PeerResults:
     return PeerResults({"raftmq": first, "nats": second}, {"etcd": "etcd is not installed"}, [0.5, 1.5], 1)
 
 
-def test_cpu_and_messages_are_of_all_processes() -> None:
+def test_sample_adds_up_the_cpu_and_messages_of_all_processes() -> None:
     reports = [
         Report(messages=[600, 0], cpu_seconds=[0.1, 0.0], latencies=[{345: 600}, {}]),
         Report(messages=[400, 0], cpu_seconds=[0.2, 0.0], latencies=[{345: 400}, {}]),

@@ -82,7 +82,7 @@ def test_log_view_finds_the_first_different_entry(terms: list[int], data: st.Dat
 
 
 @given(logs, logs)
-def test_skipping_back_by_terms_finds_the_agreement_in_as_many_rounds(ours: list[int], theirs: list[int]) -> None:
+def test_search_for_the_last_common_entry_takes_one_round_per_term(ours: list[int], theirs: list[int]) -> None:
     """Leader and follower in turn name the last entry that can still be common, as they do over the wire."""
     leader, follower = view_of(ours), view_of(theirs)
     prev = leader.last

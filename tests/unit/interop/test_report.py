@@ -69,6 +69,6 @@ def test_users_cannot_be_made_without_accounts() -> None:
     assert not listed.is_for("java5", signed=False)
 
 
-def test_steps_are_distinguishable_on_the_page() -> None:
+def test_no_two_steps_have_the_same_command_and_arguments() -> None:
     assert {step.verdict for step in STEPS} == {WORKS, ENDLESS, REFUSED, NO_REQUEST}
     assert len({(step.command, step.arguments) for step in STEPS}) == len(STEPS)

@@ -218,7 +218,7 @@ def test_offer_with_a_configuration_that_no_change_makes_is_refused(conf: bytes)
         puller(configuration(3, 20)).on_offer(LEADER, offer(conf))
 
 
-def test_offer_with_a_configuration_that_a_change_makes_is_taken() -> None:
+def test_offer_with_a_reachable_configuration_is_accepted() -> None:
     puller(ConfState()).on_offer(LEADER, offer(encode_conf(configuration(5, 60))))
 
 

@@ -21,7 +21,7 @@ def of_turn(voters: list[NodeId], leader: NodeId | None, stuck_seconds: float) -
 
 
 @given(st.integers(1, 5), st.data(), st.floats(0, 1e6))
-def test_exactly_one_voter_has_its_turn(count: int, data: st.DataObject, stuck_seconds: float) -> None:
+def test_exactly_one_voter_archives_at_a_time(count: int, data: st.DataObject, stuck_seconds: float) -> None:
     voters = NODES[:count]
     leader = data.draw(st.sampled_from(voters))
     (node,) = of_turn(voters, leader, stuck_seconds)

@@ -61,7 +61,7 @@ def test_counts_since_the_last_sample_are_included() -> None:
     assert (over.nums, over.per_second, over.bytes_per_second) == (20, 2.0, 200.0)
 
 
-def test_rates_over_ten_seconds_a_minute_and_ten_minutes() -> None:
+def test_rates_are_computed_over_ten_seconds_a_minute_and_ten_minutes() -> None:
     running = Running()
     running.sample(60, put=60)
     running.sample(5, put=600)

@@ -170,7 +170,7 @@ def test_compiled_merge_selects_the_records_of_the_reference(log: Log, bytes_max
 
 @pytest.mark.skipif(not IS_COMPILED, reason="not compiled: python -m mq.compiled")
 @given(st.lists(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.integers(-(2**31), 2**31 - 1)), min_size=1)))
-def test_damaged_queue_entries_do_not_leave_the_memory_of_the_merge(queues: list[list[tuple[int, int]]]) -> None:
+def test_merge_of_damaged_queue_entries_stays_within_its_buffers(queues: list[list[tuple[int, int]]]) -> None:
     spans = [
         QueueSpan(number, QueueOffset(0), b"".join(QUEUE_ENTRY.pack(at, size, 0) for at, size in queue), True)
         for number, queue in enumerate(queues)

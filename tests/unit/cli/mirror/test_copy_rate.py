@@ -41,7 +41,7 @@ def test_durations_are_printed_in_short_form(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-def test_messages_behind_each_other_are_one_stretch() -> None:
+def test_offset_map_joins_adjacent_ranges() -> None:
     offsets = OffsetMap([(10, 0, 5), (15, 5, 5)])
     assert list(offsets) == [(10, 0, 10)]
     assert offsets.message_count == 10

@@ -111,7 +111,7 @@ def test_only_paths_of_this_machine_are_checked(location: str, default: str, pat
     assert local_path(location, default) == path
 
 
-def test_machines_that_see_the_directory_are_enough(tmp_path: Path) -> None:
+def test_directory_that_all_machines_see_is_accepted(tmp_path: Path) -> None:
     ask_executors(tmp_path / "new" / "t", lambda see: map(see, range(2)))
     assert list((tmp_path / "new" / "t").iterdir()) == []
 

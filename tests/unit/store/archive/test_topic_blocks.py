@@ -127,7 +127,7 @@ def test_archive_of_another_log_is_refused(archive: ReadArchive) -> None:
         read(opened(archive, forged), "T", {0: (0, 5)}, 0, SEGMENT_BYTES)
 
 
-def test_offsets_that_the_files_do_not_have_are_not_skipped(archive: ReadArchive) -> None:
+def test_read_fails_if_the_files_lack_offsets(archive: ReadArchive) -> None:
     with pytest.raises(ArchiveUnreadable, match=r"continues with offset \d+, not with 0"):
         read(opened(archive), "T", {0: (0, 50)}, 2 * SEGMENT_BYTES, archive.end.pos)
 
