@@ -173,8 +173,8 @@ def _run_in_copy(planted_bug: str) -> int:
     with tempfile.TemporaryDirectory(prefix="planted-") as copy:
         try:
             plant(planted_bug, Path(copy), (*PACKAGES, "jepsen"))
-        except PatchFailed as refused:
-            raise CannotRun(str(refused)) from refused
+        except PatchFailed as error:
+            raise CannotRun(str(error)) from error
         environment = {**os.environ, "PYTHONPATH": copy, COPY_VARIABLE: copy}
         # -P: not the checkout in the current directory, which has no planted bug.
         command = [sys.executable, "-P", "-m", "jepsen", *sys.argv[1:]]

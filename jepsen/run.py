@@ -173,8 +173,8 @@ async def carry_out(plan: Plan, directory: Path, say: Callable[[str], None], *, 
             recorder.note("begin", v={**_describe(plan, cluster, workload), "began": began})
             try:
                 await _run_with(plan, cluster, recorder, workload, say)
-            except* NotRecovered as failed:
-                recorder.note("not-recovered", err=str(_first_error(failed)))
+            except* NotRecovered as error:
+                recorder.note("not-recovered", err=str(_first_error(error)))
                 raise
         await _look_at_what_is_left(cluster, recorder)
         recorder.note("end")

@@ -69,8 +69,8 @@ class RangeServer:
         async for peer, request in self._receive:
             try:
                 data, refusal = await self._read(request), None
-            except RangeRefused as refused:
-                data, refusal = b"", str(refused)
+            except RangeRefused as error:
+                data, refusal = b"", str(error)
             frame = frames.encode_cold(RangeResp(request.source, request.pos, request.nbytes, data, refusal))
             self._transport.send(peer, Lane.BULK, [frame], len(frame))
             self._wake()

@@ -51,7 +51,7 @@ class RepairDialogue:
         self.last_responses[peer] = "no answer"
         return RangeReq("log", *span, uncommitted=self._uncommitted)
 
-    def process_answer(self, peer: NodeId, response: RangeResp) -> bool:
+    def process_response(self, peer: NodeId, response: RangeResp) -> bool:
         """Process an answer to the last request; returns whether to ask ``peer`` for more. Raises `StorageFailed`."""
         self.last_responses[peer] = response.refusal or f"{len(response.data)} bytes"
         if response.refusal is None:

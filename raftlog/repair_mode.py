@@ -141,7 +141,7 @@ class RepairMode:
             for peer in self._peers():
                 while self._transport.connected(peer) and (request := dialogue.request(peer)) is not None:
                     response = await self._ask(peer, request)
-                    if response is None or not dialogue.process_answer(peer, response):
+                    if response is None or not dialogue.process_response(peer, response):
                         break
             waits = dialogue.end_round(trio.current_time())
             if dialogue.has_moved:

@@ -127,8 +127,8 @@ def demo(
     try:
         with client_errors():
             state = run_trio(partial(run_demo, lines, base, console, None if parquet else iceberg))
-    except ServersFailed as failed:
-        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except ServersFailed as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
     except KeyboardInterrupt:
         if directory is None and not keep:
             shutil.rmtree(base, ignore_errors=True)
@@ -351,9 +351,9 @@ def main() -> None:
     app.command()(demo)
     try:
         app()
-    except CommandFailed as failed:
-        print(f"raftmq: {failed}", file=sys.stderr)
-        sys.exit(failed.exit_code)
+    except CommandFailed as error:
+        print(f"raftmq: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 if __name__ == "__main__":

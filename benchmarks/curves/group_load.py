@@ -110,8 +110,8 @@ async def persist(attempt: Callable[[], Awaitable[PointMeasurement]]) -> PointMe
     """
     try:
         return await attempt()
-    except (GeneratorFailed, ServersFailed) as failed:
-        print(f"measured again: {failed}", flush=True)
+    except (GeneratorFailed, ServersFailed) as error:
+        print(f"measured again: {error}", flush=True)
     await trio.sleep(AGAIN_AFTER_SECONDS)
     return await attempt()
 

@@ -340,8 +340,8 @@ def main() -> int:
             print(f"building {reference}", flush=True)
             earlier = build(reference, Path(directory))
             outcome = trio.run(measure, Path(directory) / "group", earlier, options.rate)
-    except UpgradeFailed as failed:
-        print(f"rolling upgrade: {failed}", file=sys.stderr)
+    except UpgradeFailed as error:
+        print(f"rolling upgrade: {error}", file=sys.stderr)
         return 1
     if options.write:
         command = "python -m benchmarks.failover.rolling_upgrade " + " ".join(sys.argv[1:])

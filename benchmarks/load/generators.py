@@ -138,8 +138,8 @@ async def _drive(
     async def work(job: WindowedJob) -> None:
         try:
             reports.append(await run_generator(generator, job, Report))
-        except GeneratorFailed as failed:
-            failures.append(str(failed))
+        except GeneratorFailed as error:
+            failures.append(str(error))
             nursery.cancel_scope.cancel()
 
     async def mark_windows() -> None:

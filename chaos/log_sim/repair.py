@@ -63,7 +63,7 @@ class Repairs:
         if response is not None:
             text = response.refusal or f"{len(response.data)} bytes"
             cluster.trace_event(f"{node.node_id} asks {peer.node_id} for {response.pos}: {text}")
-        if response is None or not dialogue.process_answer(peer.node_id, response):
+        if response is None or not dialogue.process_response(peer.node_id, response):
             talk.peers.pop(0)
 
     def _respond(self, peer: Node, request: RangeReq) -> RangeResp | None:
@@ -79,8 +79,8 @@ class Repairs:
                 data = log.read_range(request.pos, nbytes)
             else:
                 return None
-        except RangeRefused as refused:
-            refusal = str(refused)
+        except RangeRefused as error:
+            refusal = str(error)
         except EntryGone:
             refusal = GONE
         except (StorageCorrupt, StorageFailed) as error:

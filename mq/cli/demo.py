@@ -81,8 +81,8 @@ def demo(
         if base is not None and directory is None and not keep:
             _remove(base)
         raise
-    except ServersFailed as failed:
-        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except ServersFailed as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or base}: {error.strerror or error}") from error
     console.print(table_of(outcome))

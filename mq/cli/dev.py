@@ -111,8 +111,8 @@ def dev(
     try:
         with nullcontext(directory) if directory is not None else _new_directory() as home:
             _run(home, nodes, groups, base_port, servers, settings, ratios, terminal, as_json, until_stdin_closes)
-    except ServersFailed as failed:
-        raise CommandFailed(str(failed)) from failed
+    except ServersFailed as error:
+        raise CommandFailed(str(error)) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}") from error
     if not ephemeral:
@@ -124,8 +124,8 @@ def _restart(directory: Path, node: str) -> None:
     try:
         home, node_id = find_group(directory, groups, node)
         run_trio(partial(ask_restart, home.resolve(), node_id))
-    except ServersFailed as failed:
-        raise CommandFailed(str(failed), EXIT_FAILED) from failed
+    except ServersFailed as error:
+        raise CommandFailed(str(error), EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or directory}: {error.strerror or error}", EXIT_FAILED) from error
     print(f"{node} is restarted and serves")

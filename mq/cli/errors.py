@@ -28,9 +28,9 @@ def or_exit(run: Callable[[], object]) -> None:
     """Run a command. On CommandFailed, print one line to standard error and exit with its code."""
     try:
         run()
-    except CommandFailed as failed:
-        print(f"raftmq: {failed}", file=sys.stderr)
-        sys.exit(failed.exit_code)
+    except CommandFailed as error:
+        print(f"raftmq: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
 
 
 def run_trio(main: Callable[[], Awaitable[T]]) -> T:

@@ -104,8 +104,8 @@ def produce(
                     in_flight += 1
                     try:
                         producer.send_nowait(msgspec.structs.replace(message, body=body, keys=keys), on_outcome)
-                    except ClientError as refused:
-                        on_outcome(refused)
+                    except ClientError as error:
+                        on_outcome(error)
             await producer.flush()
             nursery.cancel_scope.cancel()
 

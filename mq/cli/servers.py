@@ -137,10 +137,10 @@ def broker(
         structlog.get_logger("broker").warning("setting_not_taken_over", file=str(config), reason=warning)
     try:
         run_server(lambda: serve(settings), until_stdin_closes=until_stdin_closes)
-    except StartRefused as refused:
-        raise CommandFailed(str(refused), EXIT_FAILED if refused.may_pass else EXIT_REFUSED) from refused
-    except SegmentError as failed:
-        raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {failed}", EXIT_FAILED) from failed
+    except StartRefused as error:
+        raise CommandFailed(str(error), EXIT_FAILED if error.may_pass else EXIT_REFUSED) from error
+    except SegmentError as error:
+        raise CommandFailed(f"the log in {settings.data_dir} cannot be used: {error}", EXIT_FAILED) from error
     except OSError as error:
         raise CommandFailed(f"{error.filename or settings.data_dir}: {error.strerror or error}", EXIT_FAILED) from error
 

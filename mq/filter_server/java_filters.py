@@ -241,8 +241,8 @@ class JavaFilter:
         with self._lock:
             try:
                 self._start()
-            except MachineFailed as failed:
-                raise ProgramInvalid(f"the class cannot be used: {failed}") from failed
+            except MachineFailed as error:
+                raise ProgramInvalid(f"the class cannot be used: {error}") from error
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages that can be started within ``seconds_max``, but at least one."""
@@ -261,13 +261,13 @@ class JavaFilter:
                 try:
                     machine = self._start()
                     answer = machine.filter(block, at, end, max(0.0, min(rest, 1.0)), self._seconds)
-                except MachineFailed as failed:
+                except MachineFailed as error:
                     self._stop()
                     seconds += time.perf_counter() - begin  # the processor time of its process is no longer known
                     if machine is not None and end - at > 1:
                         self._most = (end - at) // 2  # which message it was is known only when it is alone
                         continue
-                    failures[at] = str(failed)
+                    failures[at] = str(error)
                     passes.append(False)
                     continue
                 seconds += machine.spent_seconds()

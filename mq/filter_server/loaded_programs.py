@@ -153,8 +153,8 @@ class Programs:
         try:
             there = self._load_known(key)
             program = await self._once(key, name, return_content) if there is None else there
-        except ProgramInvalid as refused:
-            self._record_upload(group, topic, str(refused))
+        except ProgramInvalid as error:
+            self._record_upload(group, topic, str(error))
             raise
         self._record_upload(group, topic, name)
         await trio.lowlevel.checkpoint()
@@ -226,10 +226,10 @@ class Programs:
 
         try:
             program_filter = await trio.to_thread.run_sync(runs, limiter=self._compile_slot)
-        except ProgramInvalid as refused:
+        except ProgramInvalid as error:
             if len(self._refusals) >= self._programs_max:
                 self._refusals.clear()
-            self._refusals[key] = trio.current_time() + _REFUSED_SECONDS, str(refused)
+            self._refusals[key] = trio.current_time() + _REFUSED_SECONDS, str(error)
             raise
         now = trio.current_time()
         budget = self._budgets.setdefault(key[0], GroupBudget(self._share, now))

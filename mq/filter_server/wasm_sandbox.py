@@ -120,8 +120,8 @@ class WasmFilter:
         """Raise ProgramInvalid if the module cannot be started, or has no room for messages."""
         try:
             self._fresh().make_room(ROOM_MIN)
-        except _Failed as failed:
-            raise ProgramInvalid(f"the module cannot be used: {failed}") from failed
+        except _Failed as error:
+            raise ProgramInvalid(f"the module cannot be used: {error}") from error
 
     def run(self, block: Block, *, seconds_max: float = math.inf) -> Verdicts:
         """Filter the messages that can be started within ``seconds_max``, but at least one."""
@@ -141,11 +141,11 @@ class WasmFilter:
                         instance = self._fresh()
                         instance.set_block(block)
                     passes += instance.run(block, at, failures)
-                except _Failed as failed:
+                except _Failed as error:
                     self._instance = instance = None
-                    passes += failed.passes
-                    if not failed.passes:
-                        failures[at] = str(failed)
+                    passes += error.passes
+                    if not error.passes:
+                        failures[at] = str(error)
                         passes.append(False)
             return Verdicts(passes, failures, time.thread_time() - cpu_begun)
 

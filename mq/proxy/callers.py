@@ -118,8 +118,8 @@ def unary(
         request = parse_request(kind, await call.receive())
         try:
             response = await serve(request, await identify(call))
-        except CodedError as refused:
-            response = refuse(refused.status)
+        except CodedError as error:
+            response = refuse(error.status)
         except ClientError as error:
             response = refuse(refusal_of(error).status)
         await call.send(response.SerializeToString())

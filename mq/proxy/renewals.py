@@ -216,8 +216,8 @@ class Renewals:
             try:
                 each.handle = await self._defer(each.group, each.topic, each.handle, HIDDEN_MS, each.extra)
                 each.renew_at = trio.current_time() + HIDDEN_MS / 1000 - _AHEAD_SECONDS
-            except CodedError as refused:
-                self._log.info("message_not_hidden_any_more", group=each.group, topic=each.topic, reason=refused.reason)
+            except CodedError as error:
+                self._log.info("message_not_hidden_any_more", group=each.group, topic=each.topic, reason=error.reason)
                 self._drop(key)
             except ClientError as error:  # asked again a second later
                 self._log.warning("message_not_kept_hidden", group=each.group, topic=each.topic, reason=str(error))

@@ -58,26 +58,26 @@ class ReceivedEntries:
         if not refs:
             return 0
         core, prev = self._core, message.request.prev
-        new = 0
+        held_count = 0
         if prev.index != core.last_index:
             base_index = self._log.base[0]
-            while new < len(refs) and (
-                refs[new].index < base_index or core.holds(LogId(refs[new].index, refs[new].term))
+            while held_count < len(refs) and (
+                refs[held_count].index < base_index or core.holds(LogId(refs[held_count].index, refs[held_count].term))
             ):
-                new += 1
-            if new == len(refs):
-                return new
-        if new:
-            prev = LogId(refs[new - 1].index, refs[new - 1].term)
+                held_count += 1
+            if held_count == len(refs):
+                return held_count
+        if held_count:
+            prev = LogId(refs[held_count - 1].index, refs[held_count - 1].term)
         elif not core.holds(prev):
             return 0  # the core rejects or refuses the request
         chain, end = self._end_of(prev)
-        theirs = refs[new - 1].chain if new else message.prev_chain
+        theirs = refs[held_count - 1].chain if held_count else message.prev_chain
         if theirs != chain:
             raise WireError(
                 f"entry {prev.index} of term {prev.term} has the chain {theirs:08x}, here it is {chain:08x}"
             )
-        for number in range(new, len(refs)):
+        for number in range(held_count, len(refs)):
             ref = refs[number]
             try:
                 pos = place(end, ref.size, self._segment_bytes)
@@ -88,12 +88,12 @@ class ReceivedEntries:
             except ValueError as error:
                 raise WireError(f"entry {ref.index}: {error}") from error
             end = pos + ref.size
-        return new
+        return held_count
 
-    def keep(self, message: Append, new: int) -> None:
-        """Copy the entries of a validated request from number ``new`` on, as far as the core has accepted them."""
+    def keep(self, message: Append, held_count: int) -> None:
+        """Copy a validated request's entries from number ``held_count`` on, as far as the core has accepted them."""
         core = self._core
-        for number in range(new, len(message.refs)):
+        for number in range(held_count, len(message.refs)):
             ref = message.refs[number]
             if core.holds(LogId(ref.index, ref.term)):
                 entry, annotation = message.entries[number], message.annotations[number]
@@ -106,8 +106,8 @@ class ReceivedEntries:
 
     def _end_of(self, entry: LogId) -> tuple[int, int]:
         """Chain value and end of an entry that the core has."""
-        if (entry_bytes := self.entries.get((entry.index, entry.term))) is not None:
-            return entry_bytes.ref.chain, entry_bytes.ref.pos + entry_bytes.ref.size
+        if (entry_here := self.entries.get((entry.index, entry.term))) is not None:
+            return entry_here.ref.chain, entry_here.ref.pos + entry_here.ref.size
         log = self._log
         if entry.index == log.last_index:
             return log.chain, log.end_pos

@@ -170,14 +170,14 @@ class S3Store:
         path = self.path(MANIFEST_NAME)
         try:
             with self._failures(path, "reading it"):
-                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST_NAME)
-                content: bytes = answer["Body"].read(MANIFEST_BYTES_MAX + 1)
+                response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST_NAME)
+                content: bytes = response["Body"].read(MANIFEST_BYTES_MAX + 1)
         except NotStored:
             self._etag = None
             return None
         if len(content) > MANIFEST_BYTES_MAX:
             raise BackupDamaged(path, f"it has more than {MANIFEST_BYTES_MAX} bytes")
-        self._etag = answer["ETag"]
+        self._etag = response["ETag"]
         return content
 
     def replace_manifest(self, content: bytes) -> None:
@@ -189,14 +189,14 @@ class S3Store:
         try:
             with self._failures(path, _WRITING):
                 try:
-                    answer = self._client.put_object(
+                    response = self._client.put_object(
                         Bucket=self._bucket,
                         Key=self._prefix + MANIFEST_NAME,
                         Body=content,
                         ContentType="application/json",
                         **condition,
                     )
-                    self._etag = answer["ETag"]
+                    self._etag = response["ETag"]
                 except ClientError as error:
                     if _code(error) not in _CONFLICTS:
                         raise
@@ -305,7 +305,7 @@ class S3Store:
         with self._failures(self.path(name), "reading it"):
             for attempt in range(1, READ_ATTEMPTS + 1):
                 try:
-                    answer = self._client.get_object(
+                    response = self._client.get_object(
                         Bucket=self._bucket,
                         Key=self._prefix + name,
                         Range=f"bytes={offset}-{offset + length - 1}",
@@ -315,7 +315,7 @@ class S3Store:
                         return b""
                     raise
                 try:
-                    content: bytes = answer["Body"].read()
+                    content: bytes = response["Body"].read()
                     return content
                 except (BotoCoreError, HTTPError):
                     if attempt == READ_ATTEMPTS:

@@ -114,9 +114,9 @@ def _send(
     def send(number: int, data: bytes) -> tuple[dict[str, Any], int, bool]:
         checksum = _checksum(data)
         checksum_field = {"ChecksumCRC32": checksum} if has_checksums else {}
-        answer = client.upload_part(**upload, PartNumber=number, Body=data, **checksum_field)
-        part = {"PartNumber": number, "ETag": answer["ETag"]}
-        if response_checksum := answer.get("ChecksumCRC32"):  # not if the header is there and empty
+        response = client.upload_part(**upload, PartNumber=number, Body=data, **checksum_field)
+        part = {"PartNumber": number, "ETag": response["ETag"]}
+        if response_checksum := response.get("ChecksumCRC32"):  # not if the header is there and empty
             part["ChecksumCRC32"] = response_checksum
         return part, len(data), response_checksum == checksum
 

@@ -86,17 +86,17 @@ class ConsumerGroups(Service):
     def handle_all(self, call: Call[GetAllSubscriptionGroupConfig]) -> None:
         """Request code 201: return the configurations of all consumer groups."""
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             groups = {name: _public_config(config) for name, config in self._metadata.groups.items()}
             table = SubscriptionGroupTable(groups, self._version())
             return call.response(ext=GroupCountReply(total_group_num=len(groups)).fields(), body=table.encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_one(self, call: Call[GetSubscriptionGroupConfig]) -> None:
         """Request code 352: return the configuration of a consumer group."""
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             config = self._metadata.groups.get(call.request.ext.group)
             if config is None:
                 raise RequestRefused(
@@ -105,7 +105,7 @@ class ConsumerGroups(Service):
                 )
             return call.response(body=_public_config(config).encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def _put(self, call: Call[Any], groups: Sequence[SubscriptionGroupConfig]) -> None:
         now_ms = self._wall_clock_ms()

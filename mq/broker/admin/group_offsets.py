@@ -103,7 +103,7 @@ class GroupOffsets(Service):
         """Request code 208: return the progress of a consumer group."""
         ext = call.request.ext
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             if ext.topic:
                 topics: Iterable[str] = [ext.topic]
             elif ext.topic_list:
@@ -113,14 +113,14 @@ class GroupOffsets(Service):
             rows = yield from join_parts(self._rows(ext.consumer_group, topics))
             return call.response(body=_stats(rows))
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def handle_all_stats(self, call: Call[GetBrokerConsumeStats]) -> None:
         """Request code 317: return the progress of all groups in all topics."""
 
         behind = _Behind()
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             groups: list[bytes] = []
             nbytes = 0
             for group, topics in self._topics_by_group().items():
@@ -145,7 +145,7 @@ class GroupOffsets(Service):
             )
             return call.response(body=text)
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def _topics_by_group(self) -> dict[str, list[str]]:
         topics: dict[str, list[str]] = {}
@@ -218,7 +218,7 @@ class GroupOffsets(Service):
         self._check_group(ext.group)
         queues = self._queues_to_reset(ext)
 
-        def answer() -> Generator[None, None, None]:
+        def respond() -> Generator[None, None, None]:
             offsets: dict[int, QueueOffset] = {}
             for queue_id in queues:
                 offsets[queue_id] = self._wanted_offset(ext, queue_id)
@@ -228,7 +228,7 @@ class GroupOffsets(Service):
             else:  # leadership was lost in the meantime
                 call.dispatch()
 
-        self._gradually.work(call, answer())
+        self._gradually.work(call, respond())
 
     def _reset(self, call: Call[InvokeBrokerToResetOffset], offsets: dict[int, QueueOffset]) -> None:
         ext = call.request.ext
@@ -241,7 +241,7 @@ class GroupOffsets(Service):
         changes = {queue_id: offset for queue_id, offset in offsets.items() if current.get(queue_id) != offset}
         table = {QueueRef(ext.topic, self._broker_name, queue_id): offset for queue_id, offset in offsets.items()}
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             self._tell_members(ext, table, as_list=call.request.language == "CPP")
             return call.response(body=offset_table_body(table))
 
@@ -253,7 +253,7 @@ class GroupOffsets(Service):
             ext.group,
             ext.topic,
             offsets if ext.force else changes,
-            partial(answer_outcome, call, "offsets were being reset", reply),
+            partial(answer_outcome, call, "offsets were being reset", respond),
             restart=restart,
         )
 
@@ -378,12 +378,12 @@ class GroupOffsets(Service):
         """Request code 353: return or set whether a group may read a topic. Raises RequestRefused."""
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             text = GroupForbidden(ext.group, ext.topic, (ext.group, ext.topic) not in self._metadata.forbidden).encode()
             return call.response(body=text)
 
         if ext.readable is None:
-            when_current(self._read, call, answer)
+            when_current(self._read, call, respond)
             return None
         if ext.topic not in self._metadata.topics:
             raise RequestRefused(ResponseCode.TOPIC_NOT_EXIST, f"there is no topic {ext.topic}")
@@ -396,7 +396,7 @@ class GroupOffsets(Service):
         except CommandInvalid as error:
             raise RequestRefused(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._appender.check_room()
-        on_outcome = partial(answer_outcome, call, "a permission was being stored", lambda _: answer())
+        on_outcome = partial(answer_outcome, call, "a permission was being stored", lambda _: respond())
         self._appender.add_command(command, on_outcome)
         return None
 

@@ -76,7 +76,7 @@ class PendingQueries(Service):
             )
         count = min(max(ext.count, 0), SHOWN_MAX)
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             queues = self._queues(ext.kind)
             now_ms = self._wall_clock_ms()
             counts: Counter[int] = Counter()
@@ -112,7 +112,7 @@ class PendingQueries(Service):
             info = PendingInfo(total=total, looked_at=looked_at, counts=sorted(counts.items()), messages=messages)
             return call.response(body=info.encode())
 
-        self._gradually.when_current(self._read, call, answer)
+        self._gradually.when_current(self._read, call, respond)
 
     def _queues(self, kind: str) -> list[tuple[str, int]]:
         """Return the queues to examine, with those of timers starting at the current minute."""

@@ -89,17 +89,17 @@ class RaftMembers(Service):
         except BodyError as error:
             raise RequestRefused(ResponseCode.INVALID_PARAMETER, str(error)) from error
 
-        def reply(done: bool, code: str, text: str) -> bytes:
+        def respond(done: bool, code: str, text: str) -> bytes:
             if command.action != "status":
                 self._log.info("group_command", command=command.action, node_id=command.node, code=code, outcome=text)
             body = GroupAnswer(done=done, code=code, text=text, view=self.view())
             return call.response(body=body.encode())
 
         def respond_later(done: bool, code: str, text: str) -> None:
-            call.connection.send(reply(done, code, text))
+            call.connection.send(respond(done, code, text))
 
         if command.action == "status":
-            return reply(True, "", "")
+            return respond(True, "", "")
         outcome = self._transfer(command) if command.action == "transfer" else self._change(command)
         if isinstance(outcome, _MembershipCall):
             assert outcome.first_index <= self._replica.core.last_index, (
@@ -107,7 +107,7 @@ class RaftMembers(Service):
             )
             self._calls.append(outcome._replace(respond=respond_later))
             return None
-        return reply(*outcome)
+        return respond(*outcome)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -115,11 +115,11 @@ class RemovedMembers(Service):
             operator=ext.operator,
         )
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             return response
 
         what = "the removal of a member was being stored"
-        self._appender.add_command(encode(command), partial(answer_outcome, call, what, reply))
+        self._appender.add_command(encode(command), partial(answer_outcome, call, what, respond))
         return None
 
     def _remove(self, group: str, client_id: str, seconds: float, reason: str, operator: str) -> bool:

@@ -87,7 +87,7 @@ class Skips(Service):
         under_way = self._under_way
         under_way.add(key)
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             self.skip_count += 1
             self._log.warning(
                 "message_skipped",
@@ -102,7 +102,7 @@ class Skips(Service):
 
         def finish(outcome: Outcome) -> None:
             under_way.discard(key)
-            answer_outcome(call, "a message was being skipped", reply, outcome)
+            answer_outcome(call, "a message was being skipped", respond, outcome)
 
         self._group_offsets.move(ext.group, ext.topic, ext.queue_id, ext.offset + 1, finish, before=letter)
 

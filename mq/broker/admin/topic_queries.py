@@ -62,21 +62,21 @@ class TopicQueries(Service):
 
     def _served_by(self, build: Callable[[Any], tuple[bytes, dict[str, str] | None]]) -> Handler:
         def handle(call: Call[Any]) -> None:
-            def reply() -> bytes:
+            def respond() -> bytes:
                 text, ext = build(call.request)
                 return call.response(ext=ext, body=text)
 
-            when_current(self._read, call, reply)
+            when_current(self._read, call, respond)
 
         return handle
 
     def _served_gradually(self, build: Callable[[Any], ResponseSteps]) -> Handler:
         def handle(call: Call[Any]) -> None:
-            def reply() -> ResponseSteps:
+            def respond() -> ResponseSteps:
                 text = yield from build(call.request)
                 return call.response(body=text)
 
-            self._gradually.when_current(self._read, call, reply)
+            self._gradually.when_current(self._read, call, respond)
 
         return handle
 

@@ -156,21 +156,21 @@ class UserAdministration(Service):
         """Request code 3004: return a user; an empty body if there is none, as RocketMQ brokers do."""
         name = call.request.ext.name
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             user = self._users.table.get(name)
             return call.response(body=b"" if user is None else _user_info(name, user).encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_list(self, call: Call[ListUsers]) -> None:
         """Request code 3005: list the users."""
         part = call.request.ext.name_part
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             users = [_user_info(name, user) for name, user in sorted(self._users.table.items()) if part in name]
             return call.response(body=encode_all(users))
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def reseal(self) -> None:
         """Encrypt with the new group secret the user secrets that an old one has sealed. A timer calls this."""
@@ -227,17 +227,17 @@ class UserAdministration(Service):
         """Request code 3009: return the policies of a user."""
         name = _user_of(call.request.ext.subject)
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             policies = self._get_user(name).policies
             return call.response(body=_acl(name, policies).encode() if policies else b"")
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_list_policies(self, call: Call[ListAcls]) -> None:
         """Request code 3010: list the policies of all users."""
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             acls: list[AclInfo] = []
             for name, user in sorted(self._users.table.items()):
                 policies = [policy for policy in user.policies if ext.resource_filter in policy.resource]
@@ -245,7 +245,7 @@ class UserAdministration(Service):
                     acls.append(_acl(name, policies))
             return call.response(body=encode_all(acls))
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     # -- shared helpers ------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import trio
 
-from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
+from mq.broker.base.name_server_stream import Stream, open_stream, receive_response
 from mq.broker.base.rate_limited_log import Log
 from mq.credentials import Credentials, CredentialsInvalid
 from mq.protocol.codes import RequestCode, ResponseCode
@@ -159,7 +159,7 @@ class Registrar:
     async def _ask(self, stream: Stream, request: bytes, opaque: int) -> None:
         with trio.fail_after(ANSWER_SECONDS_MAX):
             await stream.send_all(request)
-            response, _ = await receive_answer(stream, opaque)
+            response, _ = await receive_response(stream, opaque)
         if response.code != ResponseCode.SUCCESS:
             raise _RegistrationRefused(f"code {response.code}: {response.remark}")
 

@@ -32,7 +32,7 @@ async def open_stream(address: tuple[str, int], tls: ssl.SSLContext | None) -> S
     return tls_stream
 
 
-async def receive_answer(stream: Stream, opaque: int) -> tuple[Response, memoryview]:
+async def receive_response(stream: Stream, opaque: int) -> tuple[Response, memoryview]:
     """Return the header and the body of the response to request ``opaque``, ignoring other frames.
 
     Raises ProtocolError, trio.BrokenResourceError, and OSError if the name server closes the connection.

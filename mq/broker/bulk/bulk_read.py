@@ -127,8 +127,8 @@ class BulkReads(Service):
         assert not self._queue or count == running_max, f"{len(self._queue)} bulk reads wait, and {count} run"
         waiting_count, waiting_max = len(self._waiting_reads), self._waiting_max
         assert waiting_count <= waiting_max, f"{waiting_count} bulk reads wait for messages; maximum: {waiting_max}"
-        names, names_max = len(self._by_client), 2 * CLIENTS_COUNTED_MAX + 4
-        assert names <= names_max, f"{names} figures by client; maximum: {names_max}"
+        name_count, names_max = len(self._by_client), 2 * CLIENTS_COUNTED_MAX + 4
+        assert name_count <= names_max, f"{name_count} figures by client; maximum: {names_max}"
 
     def handle(self, call: Call[BulkRead]) -> bytes | None:
         """Request code 9007: read messages of several queues. Raises RequestRefused."""

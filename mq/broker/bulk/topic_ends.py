@@ -44,13 +44,13 @@ class TopicEndQueries(Service):
         """Request code 9009: return the first and last offsets of the topics' queues. Raises RequestRefused."""
         topics = decode_body(decode_topics, call.body)
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             return self._answer(call, topics)
 
         if call.request.ext.current:
-            self._gradually.when_current(self._read, call, answer)
+            self._gradually.when_current(self._read, call, respond)
         else:
-            self._gradually.work(call, answer())
+            self._gradually.work(call, respond())
 
     def _answer(self, call: Call[AskTopicEnds], topics: list[str]) -> ResponseSteps:
         configs = self._metadata.topics

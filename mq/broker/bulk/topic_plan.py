@@ -47,13 +47,13 @@ class TopicPlans(Service):
     def handle(self, call: Call[PlanTopic]) -> None:
         """Request code 9006: return the extent of a topic on this replica."""
 
-        def answer() -> ResponseSteps:
+        def respond() -> ResponseSteps:
             return self._answer(call)
 
         if call.request.ext.current:
-            self._gradually.when_current(self._read, call, answer)
+            self._gradually.when_current(self._read, call, respond)
         else:
-            self._gradually.work(call, answer())
+            self._gradually.work(call, respond())
 
     def _answer(self, call: Call[PlanTopic]) -> ResponseSteps:
         ext = call.request.ext

@@ -396,10 +396,10 @@ class Offsets(Service):
                 f"the offset of {ext.consumer_group} in queue {ext.queue_id} of {ext.topic} {what}",
             )
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             return call.response()
 
-        on_outcome = partial(answer_outcome, call, "an offset was being stored", reply)
+        on_outcome = partial(answer_outcome, call, "an offset was being stored", respond)
         if not ext.forward_only and ext.commit_offset < (highest := self._highest(key)):
             self._check_may_move_back(call.connection, key, ext.commit_offset, highest)
             self._move_back(key, ext.commit_offset, on_outcome)
@@ -502,11 +502,11 @@ class Offsets(Service):
     def _answer_end(
         self, call: Call[GetMaxOffset | GetMinOffset], end_of: Callable[[ConsumeQueue], QueueOffset]
     ) -> None:
-        def answer() -> bytes:
+        def respond() -> bytes:
             queue = self._store.get(call.request.ext.topic, call.request.ext.queue_id)
             return _offset_reply(call, FIRST_OFFSET if queue is None else end_of(queue))
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def _answer(self, call: Call[QueryConsumerOffset], key: Key) -> bytes:
         offset = self._offset(key)

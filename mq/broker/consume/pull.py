@@ -415,9 +415,9 @@ class Pulls(Service):
             else:
                 places = ((position, size) for position, size, _ in QUEUE_ENTRY.iter_unpack(entries))
                 selection = self._records.select(places, subscription.sql, count_max, budget)
-        except EntryGone as gone:
+        except EntryGone as error:
             # The log was truncated, but this queue is not updated yet.
-            low = queue.expire(PhysicalOffset(gone.first))
+            low = queue.expire(PhysicalOffset(error.first))
             return self._before_the_log(pull, offset, low, high)
         except ArchivedNotLoaded:
             return self._while_loaded(pull, offset, low, high)

@@ -130,13 +130,13 @@ class Rebalance(Service):
     def handle_modes(self, call: Call[GetAllMessageRequestMode]) -> None:
         """Request code 402: list the modes that operators have set."""
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             modes: dict[str, dict[str, MessageRequestMode]] = {}
             for (topic, group), mode in self._metadata.request_modes.table.items():
                 modes.setdefault(topic, {})[group] = MessageRequestMode(topic, group, mode.mode, mode.shared)
             return call.response(body=MessageRequestModes(modes).encode())
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
 
 def assigned_queues(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import trio
 
-from mq.broker.base.name_server_stream import Stream, open_stream, receive_answer
+from mq.broker.base.name_server_stream import Stream, open_stream, receive_response
 from mq.broker.base.rate_limited_log import Log
 from mq.protocol.codes import PERM_READ, RequestCode, ResponseCode
 from mq.protocol.errors import ProtocolError
@@ -140,7 +140,7 @@ class Routes:
 
 async def _receive(stream: Stream, topic: str, opaque: int) -> Queues | None:
     """Receive the response to the request in flight. Raises ProtocolError, OSError, trio.BrokenResourceError."""
-    response, body = await receive_answer(stream, opaque)
+    response, body = await receive_response(stream, opaque)
     if response.code == ResponseCode.TOPIC_NOT_EXIST:
         return None
     if response.code != ResponseCode.SUCCESS:

@@ -99,7 +99,7 @@ class FilterRequests(Service):
         """
         ext = call.request.ext
 
-        def answer() -> bytes:
+        def respond() -> bytes:
             there = self._filters.table.get((ext.consumer_group, ext.topic))
             if there is None:
                 remark = f"the consumer group {ext.consumer_group} has no filter for {ext.topic}"
@@ -112,7 +112,7 @@ class FilterRequests(Service):
                 ext=FilterVersion(version=there.version, program=there.name.text).fields(), body=there.content
             )
 
-        when_current(self._read, call, answer)
+        when_current(self._read, call, respond)
 
     def handle_judge(self, call: Call[JudgeRequest]) -> bytes:
         """Request code 9022: check for a filter server if a client may make a request. Raises RequestRefused if not."""

@@ -369,8 +369,8 @@ class LitePops(Service):
         if client is not None:
             try:
                 batches = self._take(client, pop, pop_time_ms)
-            except RecordsOnDisk as old:
-                self._load(client, pop, old)
+            except RecordsOnDisk as error:
+                self._load(client, pop, error)
                 return
         if client is not None and batches:
             self._replicate(client, pop, batches, pop_time_ms)

@@ -80,8 +80,10 @@ class LinearizableReads:
 
     def check_invariants(self) -> None:
         """Assert that open reads are counted right, for tests."""
-        failures, open_max = len(self._failures), self._waiting_max
-        assert failures <= self._open <= open_max, f"{failures} of {self._open} reads have failed; maximum: {open_max}"
+        failure_count, open_max = len(self._failures), self._waiting_max
+        assert failure_count <= self._open <= open_max, (
+            f"{failure_count} of {self._open} reads have failed; maximum: {open_max}"
+        )
 
     def _begin(self, on_read: OnRead, until: float) -> None:
         if self._open >= self._waiting_max:
@@ -102,9 +104,9 @@ class LinearizableReads:
         self._read(on_confirm)
 
 
-def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None]) -> None:
-    """Once this replica is up to date, send what ``build`` returns (None: nothing), or the error that it raises.
-    ``build`` is called again after messages that it needs were loaded from the archive.
+def when_current(read: Read, call: Call[Any], respond: Callable[[], bytes | None]) -> None:
+    """Once this replica is up to date, send what ``respond`` returns (None: nothing), or the error that it raises.
+    ``respond`` is called again after messages that it needs were loaded from the archive.
     """
     call.drop_body()
     loads = 0
@@ -116,11 +118,11 @@ def when_current(read: Read, call: Call[Any], build: Callable[[], bytes | None])
         try:
             if not is_known:
                 raise RequestRefused(ResponseCode.SERVICE_NOT_AVAILABLE, "the group has no leader to confirm this read")
-            response = build()
-        except ArchivedNotLoaded as missing:
+            response = respond()
+        except ArchivedNotLoaded as error:
             loads += 1
-            if loads > ARCHIVE_LOADS_MAX or not missing.wait(partial(on_confirm, is_known)):
-                call.refuse(missing)
+            if loads > ARCHIVE_LOADS_MAX or not error.wait(partial(on_confirm, is_known)):
+                call.refuse(error)
         except Exception as error:
             call.refuse(error)
         else:

@@ -87,13 +87,13 @@ class SlowResponses:
             self._jobs.append(job)
             self._has_jobs.set()
 
-    def when_current(self, read: Read, call: Call[Any], build: Callable[[], ResponseSteps]) -> None:
+    def when_current(self, read: Read, call: Call[Any], respond: Callable[[], ResponseSteps]) -> None:
         """Call `work` with the steps of ``build()`` once this replica is up to date."""
 
         loads = 0
 
         def begin() -> None:
-            self.work(call, build(), again=again if loads < ARCHIVE_LOADS_MAX else None)
+            self.work(call, respond(), again=again if loads < ARCHIVE_LOADS_MAX else None)
 
         def again() -> None:
             nonlocal loads
@@ -138,9 +138,9 @@ class SlowResponses:
         except StopIteration as stop:
             if stop.value is not None:
                 job.call.answer(stop.value)
-        except ArchivedNotLoaded as missing:
-            if job.again is None or not missing.wait(job.again):
-                job.call.refuse(missing)
+        except ArchivedNotLoaded as error:
+            if job.again is None or not error.wait(job.again):
+                job.call.refuse(error)
         except Exception as error:
             job.call.refuse(error)
         else:

@@ -70,8 +70,8 @@ class Peeks:
             batches = self._selection.take(
                 pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=loads >= LOADS_MAX, is_peek=True
             )
-        except RecordsOnDisk as old:
-            self._load(call, old, loads + 1)
+        except RecordsOnDisk as error:
+            self._load(call, error, loads + 1)
             return
         code = ResponseCode.SUCCESS if any(each.messages for each in batches) else ResponseCode.PULL_NOT_FOUND
         if self._quotas.on_consume is not None:

@@ -370,8 +370,8 @@ class Pops(Service):
             batches = self._selection.take(
                 pop_request, ext.queue_id, ext.max_messages, may_wait_for_disk=pop.loads >= LOADS_MAX
             )
-        except RecordsOnDisk as old:
-            self._load(pop, old)
+        except RecordsOnDisk as error:
+            self._load(pop, error)
             return
         if pop.loads:
             pop = pop._replace(loads=0, load_start=None)

@@ -227,8 +227,8 @@ class PopQueues:
                     picks = self._pick_retried(entries, pop_request, bytes_max)
                 else:
                     picks = self._pick(entries, subscription, count_max, bytes_max)
-            except EntryGone as gone:
-                queue.expire(PhysicalOffset(gone.first))  # the log was truncated, but this queue is not updated yet
+            except EntryGone as error:
+                queue.expire(PhysicalOffset(error.first))  # the log was truncated, but this queue is not updated yet
                 continue
             except QueueFileDamaged:
                 return None  # until it is restored from the log; other queues do not wait for it

@@ -121,11 +121,11 @@ class Retries(Service):
     ) -> Callable[[Stored], bytes]:
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             self._figures.count_sent_back(topic, group)
             return call.response()
 
-        return reply
+        return respond
 
     def dead_letter_of(
         self, physical_offset: PhysicalOffset, group: str, *, reason: str, given_up_by: str

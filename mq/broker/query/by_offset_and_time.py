@@ -84,8 +84,8 @@ class OffsetAndTimeQueries(Service):
             return -1
         try:
             return self._store_time(queue, offset)
-        except EntryGone as gone:
-            queue.expire(PhysicalOffset(gone.first))  # the log was truncated, but this queue is not updated yet
+        except EntryGone as error:
+            queue.expire(PhysicalOffset(error.first))  # the log was truncated, but this queue is not updated yet
             return -1
 
     def earliest_time(self, topic: str, queue_id: int) -> int:
@@ -111,8 +111,8 @@ class OffsetAndTimeQueries(Service):
             try:
                 # The first message later than the lower bound.
                 offset = self._first_later(queue, timestamp_ms if upper else timestamp_ms - 1)
-            except EntryGone as gone:
-                queue.expire(PhysicalOffset(gone.first))
+            except EntryGone as error:
+                queue.expire(PhysicalOffset(error.first))
             else:
                 offset = max(offset - 1, queue.min_offset) if upper else offset
                 low, high = queue.min_offset, queue.max_offset

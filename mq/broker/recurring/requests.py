@@ -131,12 +131,12 @@ class ScheduleRequests(Service):
             topic = definition.topic
             raise _not_writable(topic) if topic in self._metadata.topics else _no_topic(topic)
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             self._log.info("schedule_changed", schedule=name, change="triggered")
             return call.response()
 
         def finish(outcome: Outcome) -> None:
-            answer_outcome(call, "a message of a schedule was being stored", reply, outcome)
+            answer_outcome(call, "a message of a schedule was being stored", respond, outcome)
 
         self._ticks.send_now(definition, tail, finish)
 
@@ -246,17 +246,17 @@ class ScheduleRequests(Service):
         call.drop_body()
         end = self._ticks.change(name)
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             try:
                 response = check()
-            except RequestRefused as refused:
-                return call.response(refused.code, remark=refused.remark)
+            except RequestRefused as error:
+                return call.response(error.code, remark=error.remark)
             self._log.info("schedule_changed", schedule=name, change=change)
             return response
 
         def finish(outcome: Outcome) -> None:
             end()
-            answer_outcome(call, "a schedule was being stored", reply, outcome)
+            answer_outcome(call, "a schedule was being stored", respond, outcome)
 
         self._appender.add_command(body, finish)
 

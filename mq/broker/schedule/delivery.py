@@ -210,9 +210,9 @@ class Delivery(Generic[K]):
                         records.load(queue, offset, self._on_load)
                         return
                     record = copy(due, read(position, size), now_ms)
-                except EntryGone as gone:
+                except EntryGone as error:
                     queue.expire(
-                        PhysicalOffset(gone.first)
+                        PhysicalOffset(error.first)
                     )  # the log was truncated, but this queue was not updated yet
                     return
                 except (SegmentError, StoreError, RecordError, OSError) as error:

@@ -131,10 +131,10 @@ class Recalls(Service):
     def _recall(self, search: _PendingRecall, timer: Timer) -> None:
         call, handle, _ = search
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             return call.response(ext=RecallReply(message_id=handle.unique_key).fields())
 
-        self._timers.recall(timer, partial(answer_outcome, call, "a message was being recalled", reply))
+        self._timers.recall(timer, partial(answer_outcome, call, "a message was being recalled", respond))
 
     def _parse_handle(self, request: RecallMessage) -> RecallHandle:
         topic = request.ext.topic

@@ -243,8 +243,8 @@ class CheckBacks(Service):
         )
 
     def check_invariants(self) -> None:
-        tracks, positions = len(self._tracks), len(self._positions)
-        assert positions == (tracks + 1 if tracks else 0), f"{tracks} tracks of {positions} cursors"
+        track_count, positions = len(self._tracks), len(self._positions)
+        assert positions == (track_count + 1 if track_count else 0), f"{track_count} tracks of {positions} cursors"
         if self._appender.is_idle:
             assert not self._busy, f"cursors {sorted(self._busy)} are moved, and nothing is pending"
 

@@ -83,7 +83,7 @@ class ResumeCheck(Service):
         under_way = self._under_way
         under_way.add(offset)
 
-        def reply(_: Stored) -> bytes:
+        def respond(_: Stored) -> bytes:
             self.resume_count += 1
             self._log.info("half_message_resumed", message_id=message_id)
             return call.response()
@@ -91,7 +91,7 @@ class ResumeCheck(Service):
         def finish(outcome: Outcome) -> None:
             assert offset in under_way, f"message {message_id} is resumed twice"
             under_way.discard(offset)
-            answer_outcome(call, "a half message was being resumed", reply, outcome)
+            answer_outcome(call, "a half message was being resumed", respond, outcome)
 
         half = copy_record(
             raw, self._tails.get(HALF_TOPIC, HALF_QUEUE_ID), _without_check(raw.properties), transaction=0

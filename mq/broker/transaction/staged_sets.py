@@ -104,13 +104,13 @@ class StagedSets(Service):
         encoded_properties = props.encode(properties).encode() + self._suffix
         check_sent_bytes(len(encoded_properties))
 
-        def reply(record: Stored) -> bytes:
+        def respond(record: Stored) -> bytes:
             self.set_count += 1
             at = TransactionStaged(half_queue_offset=record.queue_offset, half_physical_offset=record.physical_offset)
             return call.response(ext=at.fields())
 
         def finish(outcome: Outcome) -> None:
-            answer_outcome(call, "a transaction was being staged", reply, outcome)
+            answer_outcome(call, "a transaction was being staged", respond, outcome)
 
         half = InternalRecord(
             tail=self._tails.get(HALF_TOPIC, HALF_QUEUE_ID),

@@ -41,15 +41,15 @@ def replicate(
     assert commands, f"{what} is no command"
     appender.check_room()
 
-    def reply(_: Stored) -> bytes:
+    def respond(_: Stored) -> bytes:
         try:
             check()
-        except RequestRefused as refused:
-            return call.response(refused.code, remark=refused.remark)
+        except RequestRefused as error:
+            return call.response(error.code, remark=error.remark)
         return call.response()
 
     *others, last = commands
     for command in others:
         appender.add_command(command)
-    on_outcome = partial(answer_outcome, call, f"{what} was being stored", reply)
+    on_outcome = partial(answer_outcome, call, f"{what} was being stored", respond)
     appender.add_command(last, on_outcome, on_framed)

@@ -54,8 +54,8 @@ class Pulling:
         request = parse_request(pb.PullMessageRequest, await call.receive())
         try:
             answers = await self._pull(request, await self._identify(call))
-        except CodedError as refused:
-            answers = [pb.PullMessageResponse(status=refused.status)]
+        except CodedError as error:
+            answers = [pb.PullMessageResponse(status=error.status)]
         except ClientError as error:
             answers = [pb.PullMessageResponse(status=refusal_of(error).status)]
         for answer in answers:

@@ -216,8 +216,8 @@ class Receiving:
             if receive.auto_renew:
                 self._renewals.check_room(caller.client_id)
             messages = await self._pop(receive)
-        except CodedError as refused:
-            await call.send(pb.ReceiveMessageResponse(status=refused.status).SerializeToString())
+        except CodedError as error:
+            await call.send(pb.ReceiveMessageResponse(status=error.status).SerializeToString())
             return
         except ClientError as error:
             await call.send(pb.ReceiveMessageResponse(status=refusal_of(error).status).SerializeToString())
@@ -335,8 +335,8 @@ class Receiving:
             delivery.error = refusal_of(error)
         except ClientError as error:
             delivery.error = refusal_of(error)
-        except CodedError as refused:
-            delivery.error = refused
+        except CodedError as error:
+            delivery.error = error
         finally:
             delivery.done_event.set()
         if delivery.abandoned:

@@ -148,8 +148,8 @@ class Settling:
                 async with self._renewals.take(caller.client_id, group, entry.receipt_handle) as handle:
                     await self._pops.acknowledge(group, topic, handle, caller.extra, seconds)
                 entry.status.CopyFrom(OK)
-            except CodedError as refused:
-                entry.status.CopyFrom(refused.status)
+            except CodedError as error:
+                entry.status.CopyFrom(error.status)
             except ClientError as error:
                 entry.status.CopyFrom(refusal_of(error).status)
 

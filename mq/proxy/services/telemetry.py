@@ -80,8 +80,8 @@ class Telemetry:
         """
         try:
             caller = await self._identify(call)
-        except CodedError as refused:
-            await call.send(pb.TelemetryCommand(status=refused.status).SerializeToString())
+        except CodedError as error:
+            await call.send(pb.TelemetryCommand(status=error.status).SerializeToString())
             return
         except ClientError as error:
             await call.send(pb.TelemetryCommand(status=refusal_of(error).status).SerializeToString())
@@ -125,8 +125,8 @@ class Telemetry:
                 await self._produces(stream, {topic_of(topic) for topic in own.publishing.topics}, caller)
             if own.HasField("subscription"):
                 await self._consumes(stream, own, caller)
-        except CodedError as refused:
-            return pb.TelemetryCommand(status=refused.status)
+        except CodedError as error:
+            return pb.TelemetryCommand(status=error.status)
         except ClientError as error:
             return pb.TelemetryCommand(status=refusal_of(error).status)
         stream.settings = settings
