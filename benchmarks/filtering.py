@@ -144,7 +144,7 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
         "property": (name_of("wasm", module), module),
         "expression": (name_of("sql", expression), expression),
     }
-    rows: dict[str, list[Row]] = {case: [] for case in programs}
+    rows: dict[str, list[FilterFigures]] = {case: [] for case in programs}
     async with one_broker(directory) as cluster:
         await create_topics(cluster, 1)
         broker = (HOST, cluster.port("n0"))
@@ -158,7 +158,7 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
                     before = cpu_seconds(cluster.pid("n0")), cpu_seconds(pid)
                     outcome = await trio.to_thread.run_sync(partial(read_all, where, end, name))
                     leader = cpu_seconds(cluster.pid("n0")) - before[0]
-                    row = Row(
+                    row = FilterFigures(
                         outcome,
                         1e6 * leader / outcome.messages,
                         1e6 * (cpu_seconds(pid) - before[1]) / outcome.messages,
@@ -184,7 +184,7 @@ async def measure_filters(args: Arguments, directory: Path, note: Note) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FilterFigures:
     """The figures of reading all queues once with one kind of filter."""
 
     done: ReadOutcome
@@ -192,7 +192,7 @@ class Row:
     server_us: float
 
 
-def _rate(rows: list[Row]) -> float:
+def _rate(rows: list[FilterFigures]) -> float:
     return statistics.median(row.done.messages / row.done.seconds for row in rows)
 
 

@@ -68,9 +68,9 @@ class ArchiverProcess:
                         return True
         return False
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, signal_number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
-            os.kill(self._pid, number)
+            os.kill(self._pid, signal_number)
 
     @property
     def _is_running(self) -> bool:

@@ -28,7 +28,7 @@ from celery import Celery
 
 from benchmarks.celery_load.noop_app import application
 from benchmarks.celery_load.redis import open_redis, redis_missing
-from benchmarks.celery_load.systems import Broker, System, all_open
+from benchmarks.celery_load.systems import Broker, CeleryBroker, all_open
 from benchmarks.celery_load.workers import Workers
 from benchmarks.peers.peer import package_missing
 from benchmarks.peers.rabbitmq import PROGRAM as RABBITMQ_PROGRAM
@@ -58,7 +58,7 @@ class Arguments(argparse.Namespace):
 class SystemMeasurements:
     """Measures one system, and collects its figures."""
 
-    system: System
+    system: CeleryBroker
     broker: Broker
     app: Celery
     worker_pids: list[int]

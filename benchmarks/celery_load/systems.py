@@ -30,7 +30,7 @@ class Broker:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class CeleryBroker:
     """A broker with one configuration. `durability`: where a task is stored when `delay` returns."""
 
     name: str
@@ -83,26 +83,26 @@ async def _rabbitmq(directory: Path) -> AsyncIterator[Broker]:
 
 
 SYSTEMS = (
-    System("raftmq, one replica", "on disk", partial(_raftmq, nodes=1)),
-    System("raftmq, three replicas", "on the disks of a majority", partial(_raftmq, nodes=3)),
-    System(
+    CeleryBroker("raftmq, one replica", "on disk", partial(_raftmq, nodes=1)),
+    CeleryBroker("raftmq, three replicas", "on the disks of a majority", partial(_raftmq, nodes=3)),
+    CeleryBroker(
         "raftmq, three replicas, `quorum-memory`",
         "in the memory of a majority",
         partial(_raftmq, nodes=3, durability="quorum-memory"),
     ),
-    System("Redis", "in memory", _redis),
-    System(
+    CeleryBroker("Redis", "in memory", _redis),
+    CeleryBroker(
         "Redis, `appendfsync always`",
         "on disk",
         lambda directory: _redis(directory, "--appendonly", "yes", "--appendfsync", "always"),
     ),
-    System("RabbitMQ", "nowhere yet: no confirms, Celery's default", _rabbitmq),
-    System("RabbitMQ, quorum queue, one node, confirms", "on disk", _rabbitmq, QUORUM),
+    CeleryBroker("RabbitMQ", "nowhere yet: no confirms, Celery's default", _rabbitmq),
+    CeleryBroker("RabbitMQ, quorum queue, one node, confirms", "on disk", _rabbitmq, QUORUM),
 )
 
 
 @asynccontextmanager
-async def all_open(directory: Path) -> AsyncIterator[list[tuple[System, Broker]]]:
+async def all_open(directory: Path) -> AsyncIterator[list[tuple[CeleryBroker, Broker]]]:
     """Run all systems side by side, each in a separate directory."""
     async with AsyncExitStack() as stack:
         systems = []

@@ -26,7 +26,7 @@ import trio
 from benchmarks.curves import consuming, lite, producing
 from benchmarks.curves.group_load import Arguments, Note
 from benchmarks.curves.page import marks, picture, section
-from benchmarks.curves.sample import Curve, PointMeasurement, Sample, samples_of
+from benchmarks.curves.sample import Curve, PointMeasurement, PointSample, samples_of
 from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.report.run_record import RunRecord
 from mq.cli.errors import run_trio
@@ -77,7 +77,7 @@ async def run_curve(name: str, args: Arguments, directory: Path, note: Note) -> 
     return not scope.cancelled_caught
 
 
-def write(curve: Curve, samples: Sequence[Sample]) -> None:
+def write(curve: Curve, samples: Sequence[PointSample]) -> None:
     """Write the section, the picture, and the raw figures of a curve."""
     record = RunRecord(f"curve-{curve.name}", "make bench-curves")
     record.keep(curve=asdict(curve), samples=[asdict(each) for each in samples])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.curves.sample import Curve, Sample, Spread
+from benchmarks.curves.sample import Curve, PointSample, Spread
 from mq.cli.bench import plot
 
 
@@ -14,7 +14,7 @@ def marks(curve: Curve) -> tuple[str, str]:
     return f"{mark} begin -->", f"{mark} end -->"
 
 
-def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str) -> str:
+def section(curve: Curve, samples: Sequence[PointSample], *, machine: str, date: str) -> str:
     """Write the section of the page: how the curve was measured, the picture, and a row for each point."""
     loads = [sample.load_average for sample in samples]
     return "\n".join(
@@ -34,7 +34,7 @@ def section(curve: Curve, samples: Sequence[Sample], *, machine: str, date: str)
     )
 
 
-def _cost_of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
+def _cost_of_each(curve: Curve, samples: Sequence[PointSample]) -> list[str]:
     """The sentence about the memory and disk of one more, from the difference of the last two points; may be empty."""
     if not curve.each or len(samples) < 2:
         return []
@@ -47,7 +47,7 @@ def _cost_of_each(curve: Curve, samples: Sequence[Sample]) -> list[str]:
     return ["", f"{text}."]
 
 
-def _times_first(samples: Sequence[Sample]) -> list[str]:
+def _times_first(samples: Sequence[PointSample]) -> list[str]:
     """The paragraph that compares the last point with the first one in the same process; may be empty."""
     if (times := samples[-1].times_first) is None:
         return []
@@ -59,7 +59,7 @@ def _times_first(samples: Sequence[Sample]) -> list[str]:
     ]
 
 
-def _row(sample: Sample) -> str:
+def _row(sample: PointSample) -> str:
     follower = "-" if sample.follower_us is None else _with_spread(sample.follower_us)
     return (
         f"| {sample.at} | {sample.messages_per_second.median:,.0f} | {sample.p50_ms:.1f} / {sample.p99_ms:.1f} "
@@ -72,7 +72,7 @@ def _with_spread(spread: Spread) -> str:
     return f"{spread.median:.1f} ({spread.least:.1f} to {spread.most:.1f})"
 
 
-def picture(curve: Curve, samples: Sequence[Sample]) -> str:
+def picture(curve: Curve, samples: Sequence[PointSample]) -> str:
     """Draw two panels as SVG: CPU per message with its spread, and p99. Points are evenly spaced."""
     cpu = {"leader": [sample.leader_us for sample in samples]}
     followers = [sample.follower_us for sample in samples if sample.follower_us is not None]

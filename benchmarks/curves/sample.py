@@ -43,7 +43,7 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class PointSample:
     """One point of a curve, over all windows of all its measurements. CPU is in microseconds per message.
 
     Attributes:
@@ -82,7 +82,7 @@ class Curve:
     each: str = ""
 
 
-def samples_of(measurements: Sequence[PointMeasurement]) -> list[Sample]:
+def samples_of(measurements: Sequence[PointMeasurement]) -> list[PointSample]:
     """Combine the measurements of each point, in the order in which points were measured first."""
     points: dict[str, list[PointMeasurement]] = {}
     for each in measurements:
@@ -90,10 +90,10 @@ def samples_of(measurements: Sequence[PointMeasurement]) -> list[Sample]:
     return [_sample_of(at, passes) for at, passes in points.items()]
 
 
-def _sample_of(at: str, passes: Sequence[PointMeasurement]) -> Sample:
+def _sample_of(at: str, passes: Sequence[PointMeasurement]) -> PointSample:
     # A window without messages, as when a load generator begins late, has no cost per message.
     windows = [window for each in passes for window in each.windows if window.messages_per_second]
-    return Sample(
+    return PointSample(
         at=at,
         messages_per_second=_spread([window.messages_per_second for window in windows]),
         p50_ms=statistics.median(window.p50_ms for window in windows),

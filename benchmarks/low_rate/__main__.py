@@ -23,7 +23,7 @@ import trio
 from benchmarks.load.generators import Meter, drive
 from benchmarks.load.report import monotonic_seconds, quantile
 from benchmarks.low_rate.page import BEGIN, END, LowRateSample, goals, section
-from benchmarks.low_rate.systems import SYSTEMS, Running, System
+from benchmarks.low_rate.systems import SYSTEMS, LowRateSystem, Running
 from benchmarks.procfs import (
     REAL_TIME_HELP,
     load_average,
@@ -84,7 +84,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
     return args
 
 
-async def measure(system: System, args: Arguments, directory: Path, samples: list[LowRateSample]) -> None:
+async def measure(system: LowRateSystem, args: Arguments, directory: Path, samples: list[LowRateSample]) -> None:
     """Measure all rates of one system. Raises an error of its servers, GeneratorFailed."""
     async with system.open(directory) as system_run:
         await trio.sleep(0.0 if args.quick else START_WORK_SECONDS)
@@ -127,7 +127,7 @@ def _sum_tree(meter: Callable[[int], float], pid: int) -> float:
     return sum(meter(each) for each in process_tree(pid))
 
 
-def _line(system: System, sample: LowRateSample) -> str:
+def _line(system: LowRateSystem, sample: LowRateSample) -> str:
     wake_ups_of = " ".join(f"{each:.0f}" for each in sample.server_wake_ups)
     if not sample.rate:
         cpu = " ".join(f"{100 * each:.2f}" for each in sample.server_cores)

@@ -39,7 +39,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class LowRateSystem:
     """A system to measure. ``about``: its description in the table. ``missing_programs``, ``prepare``: see
     `benchmarks.peers.peer.Peer`. ``has_idle``: whether to measure it without messages, too. ``open``: starts it.
     ``is_jvm``: whether it gets a warm-up.
@@ -87,13 +87,15 @@ async def _open_peer(peer: Peer, directory: Path) -> AsyncIterator[Running]:
         yield Running(target.pids, "benchmarks.low_rate.wire_load", job, target.check)
 
 
-def _as_system(peer: Peer) -> System:
+def _as_system(peer: Peer) -> LowRateSystem:
     about = f"{peer.system}, {peer.replicas} server{'s' * (peer.replicas > 1)}, {peer.durability}"
-    return System(peer.name, about, peer.missing_programs, peer.prepare, False, partial(_open_peer, peer), peer.is_jvm)
+    return LowRateSystem(
+        peer.name, about, peer.missing_programs, peer.prepare, False, partial(_open_peer, peer), peer.is_jvm
+    )
 
 
 SYSTEMS = (
-    System(
+    LowRateSystem(
         FLOOR,
         "a loop of epoll, receive, write, fdatasync, send; one process, no replication",
         lambda: None,
@@ -101,7 +103,7 @@ SYSTEMS = (
         False,
         _open_floor,
     ),
-    System(
+    LowRateSystem(
         SDK,
         "three replicas, majority, on disk; the client is our Python library",
         lambda: None,
@@ -109,7 +111,7 @@ SYSTEMS = (
         True,
         partial(_open_raftmq, ""),
     ),
-    System(
+    LowRateSystem(
         GENERATOR,
         "the same, with the client of the floor and of the other systems",
         lambda: None,

@@ -23,7 +23,7 @@ import trio
 
 from benchmarks.load.generators import ROOT, GeneratorFailed
 from benchmarks.memory.clients import MemoryJob, MemoryReport
-from benchmarks.memory.page import BEGIN, END, WARM_UP_SECONDS, Sample, growths, picture, section
+from benchmarks.memory.page import BEGIN, END, WARM_UP_SECONDS, MemorySample, growths, picture, section
 from benchmarks.procfs import load_average, process_tree, rss_bytes
 from benchmarks.report.run_record import RunRecord
 from mq.cli.errors import run_trio
@@ -72,7 +72,7 @@ def parse_arguments(arguments: Sequence[str]) -> Arguments:
     return args
 
 
-async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> MemoryReport:
+async def measure(args: Arguments, directory: Path, samples: list[MemorySample]) -> MemoryReport:
     """Run the load and collect samples. Raises ServersFailed, GeneratorFailed, ClientError."""
     reports = list[MemoryReport]()
     async with DevCluster.open(directory, nodes=3, ports=Ports.free(3), settings=SETTINGS) as cluster:
@@ -94,13 +94,13 @@ async def measure(args: Arguments, directory: Path, samples: list[Sample]) -> Me
     return reports[0]
 
 
-def _sample(seconds: float, pids: dict[str, int], clients: int) -> Sample:
+def _sample(seconds: float, pids: dict[str, int], clients: int) -> MemorySample:
     memory = {name: rss_bytes(pid) / 2**20 for name, pid in pids.items()}
     memory["child processes"] = (
         sum(rss_bytes(child) for pid in pids.values() for child in process_tree(pid)[1:]) / 2**20
     )
     memory["clients"] = rss_bytes(clients) / 2**20
-    return Sample(seconds, memory)
+    return MemorySample(seconds, memory)
 
 
 async def _run_clients(
@@ -130,7 +130,7 @@ async def _run_clients(
             process.kill()
 
 
-def write(args: Arguments, samples: Sequence[Sample], report: MemoryReport) -> None:
+def write(args: Arguments, samples: Sequence[MemorySample], report: MemoryReport) -> None:
     """Write the section, the picture, and the raw figures."""
     record = RunRecord("memory")
     rows = [{"seconds": sample.seconds, "rssMib": dict(sample.rss_mib)} for sample in samples]
@@ -148,7 +148,7 @@ def write(args: Arguments, samples: Sequence[Sample], report: MemoryReport) -> N
 def main() -> None:
     """Measure, print, and write the page. Exit code 1 if a server or the clients failed."""
     args = parse_arguments(sys.argv[1:])
-    samples = list[Sample]()
+    samples = list[MemorySample]()
     with tempfile.TemporaryDirectory(prefix="raftmq-bench-", dir=args.dir) as directory:
         try:
             report = run_trio(partial(measure, args, Path(directory) / "replicas", samples))

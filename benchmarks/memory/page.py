@@ -14,7 +14,7 @@ BEGIN = "<!-- measured by `make bench-memory`: begin -->"
 END = "<!-- measured by `make bench-memory`: end -->"
 
 
-class Sample(NamedTuple):
+class MemorySample(NamedTuple):
     """The resident memory of each process or group of processes, by name, after ``seconds`` of load."""
 
     seconds: float
@@ -30,7 +30,7 @@ class Growth(NamedTuple):
     per_hour: float
 
 
-def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
+def growths(samples: Sequence[MemorySample], warm_up_seconds: float = WARM_UP_SECONDS) -> dict[str, Growth]:
     """Return the growth of each process over the samples after ``warm_up_seconds``: two or more."""
     late_samples = [sample for sample in samples if sample.seconds >= warm_up_seconds]
     assert len(late_samples) >= 2, f"{len(late_samples)} samples after {warm_up_seconds:g} s"
@@ -44,7 +44,7 @@ def growths(samples: Sequence[Sample], warm_up_seconds: float = WARM_UP_SECONDS)
 
 
 def section(
-    samples: Sequence[Sample],
+    samples: Sequence[MemorySample],
     *,
     load: str,
     machine: str,
@@ -73,7 +73,7 @@ def section(
     )
 
 
-def picture(samples: Sequence[Sample]) -> str:
+def picture(samples: Sequence[MemorySample]) -> str:
     """Draw the memory of each process over the minutes as a line, as SVG."""
     minutes_max = max(sample.seconds for sample in samples) / 60
     ticks = {at: f"{at:.0f}" for at in (step * minutes_max / 6 for step in range(7))}

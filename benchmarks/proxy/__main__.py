@@ -51,7 +51,7 @@ _MIB = 1024 * 1024
 
 
 @dataclass(slots=True)
-class System:
+class RunningProxy:
     """A running proxy, and the broker behind it. ``figures``: one for each round, by work and messages in flight."""
 
     name: str
@@ -73,7 +73,7 @@ class TurnFigures:
 
 
 @asynccontextmanager
-async def raftmq(directory: Path) -> AsyncIterator[System]:
+async def raftmq(directory: Path) -> AsyncIterator[RunningProxy]:
     """Run one replica of raftmq, and raftmq proxy."""
     async with DevCluster.open(directory / "raftmq", nodes=1, ports=Ports.free(1)) as cluster:
         async with Admin(cluster.namesrv) as admin:
@@ -94,11 +94,11 @@ async def raftmq(directory: Path) -> AsyncIterator[System]:
             ]
             pid = servers.start("raftmq-proxy", [*command, "--set", "metrics_listen=off"])
             await servers.wait_listening("raftmq proxy", port)
-            yield System("raftmq", f"{HOST}:{port}", pid, cluster.pid(cluster.node_ids[0]))
+            yield RunningProxy("raftmq", f"{HOST}:{port}", pid, cluster.pid(cluster.node_ids[0]))
 
 
 @asynccontextmanager
-async def rocketmq(directory: Path) -> AsyncIterator[System]:
+async def rocketmq(directory: Path) -> AsyncIterator[RunningProxy]:
     """Run a name server, a broker and a proxy of RocketMQ."""
     ports = Ports.free(8)
     namesrv = f"{HOST}:{ports.namesrv}"
@@ -125,7 +125,7 @@ async def rocketmq(directory: Path) -> AsyncIterator[System]:
         broker = start_java(servers, "broker", BROKER, settings, VERSION)
         await servers.wait_until("broker", partial(_topics_created, namesrv))
         address = await _start_proxy(servers, directory / "proxy", namesrv, ports)
-        yield System(f"RocketMQ {VERSION}", *address, broker)
+        yield RunningProxy(f"RocketMQ {VERSION}", *address, broker)
 
 
 async def _topics_created(namesrv: str) -> bool | None:
@@ -178,7 +178,7 @@ async def _start_proxy(servers: Processes, home: Path, namesrv: str, ports: Port
     return f"{HOST}:{port}", pid
 
 
-async def turn(system: System, work: str, in_flight: int, count: int) -> TurnFigures:
+async def turn(system: RunningProxy, work: str, in_flight: int, count: int) -> TurnFigures:
     """Put one load on one system, from a separate process."""
     before = own_cpu_seconds(system.proxy), own_cpu_seconds(system.broker)
     topic = LITE_PARENT if work.endswith("lite") else TOPIC
@@ -196,7 +196,7 @@ async def turn(system: System, work: str, in_flight: int, count: int) -> TurnFig
     )
 
 
-def table(systems: list[System]) -> str:
+def table(systems: list[RunningProxy]) -> str:
     """Format the medians of all rounds as a table."""
     rows = [
         "| work | in flight | proxy | CPU us/message (broker) | p50 ms | p99 ms | messages/s |",

@@ -62,7 +62,7 @@ class Uses:
 
 
 @dataclass
-class System:
+class SparkSource:
     """A running system, and the options with which Spark reads it and writes to it.
 
     Attributes:
@@ -121,7 +121,7 @@ async def measure_kafka(args: Arguments, directory: Path, note: Note) -> None:
     note(Figure("machine", "load average at the end", load_average(), ""))
 
 
-async def _report_stages(system: System, rows: int, note: Note) -> None:
+async def _report_stages(system: SparkSource, rows: int, note: Note) -> None:
     """Report the CPU time of the stages of a scan in the Python process, and of the replicas."""
     gigabytes = rows * BODY_BYTES / 1e9
     before = sum(map(cpu_seconds, system.pids))
@@ -132,12 +132,12 @@ async def _report_stages(system: System, rows: int, note: Note) -> None:
     note(Figure("reader", "CPU of the replicas meanwhile", servers / gigabytes, "s/GB"))
 
 
-async def _write(spark: SparkProcess, system: System, files: str, number: int) -> None:
+async def _write(spark: SparkProcess, system: SparkSource, files: str, number: int) -> None:
     to = {"format": system.source, "mode": "append", "options": {**system.writes, "topic": topic_name(number)}}
     await _use(spark, system, "sink" if number else "", "copy", "parquet", {}, path=files, to=to, select=system.rows)
 
 
-async def _scan(spark: SparkProcess, system: System, rows: int, *, is_measured: bool) -> None:
+async def _scan(spark: SparkProcess, system: SparkSource, rows: int, *, is_measured: bool) -> None:
     topic = topic_name(1)
     await _use(spark, system, "scan" if is_measured else "", "scan", system.source, system.options(topic))
     options = system.options(topic, **system.counts)
@@ -145,7 +145,7 @@ async def _scan(spark: SparkProcess, system: System, rows: int, *, is_measured: 
     assert response.rows == rows, f"{system.name} counts {response.rows} of {rows} rows"
 
 
-async def _stream(spark: SparkProcess, system: System, rows: int, path: str, note: Note | None) -> None:
+async def _stream(spark: SparkProcess, system: SparkSource, rows: int, path: str, note: Note | None) -> None:
     limit = {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(max(1, rows // BATCHES))}
     options = system.options(topic_name(1), **limit)
     batches = (await spark.ask("batches", system.source, options, path=path)).batches
@@ -159,7 +159,13 @@ async def _stream(spark: SparkProcess, system: System, rows: int, path: str, not
 
 
 async def _use(
-    spark: SparkProcess, system: System, what: str, do: str, source: str, options: Mapping[str, str], **more: object
+    spark: SparkProcess,
+    system: SparkSource,
+    what: str,
+    do: str,
+    source: str,
+    options: Mapping[str, str],
+    **more: object,
 ) -> QueryResult:
     """Send one request to Spark; its cost is added to the uses of ``what``, if that is not empty."""
     before = spark.cpu_seconds(), sum(map(cpu_seconds, system.pids))
@@ -172,7 +178,7 @@ async def _use(
     return response
 
 
-def _report(what: str, systems: Sequence[System], rows: int, note: Note) -> None:
+def _report(what: str, systems: Sequence[SparkSource], rows: int, note: Note) -> None:
     """Report rates and costs of each system, and raftmq's as multiples of Kafka's."""
     gigabytes = rows * BODY_BYTES / 1e9
     rates, costs = {}, {}
@@ -194,10 +200,10 @@ def _report(what: str, systems: Sequence[System], rows: int, note: Note) -> None
 
 
 @asynccontextmanager
-async def _open_kafka(directory: Path) -> AsyncIterator[System]:
+async def _open_kafka(directory: Path) -> AsyncIterator[SparkSource]:
     async with kafka.open_servers(directory, [1], _create_topics) as target:
         servers = {"kafka.bootstrap.servers": f"{target.address[0]}:{target.address[1]}"}
-        yield System(
+        yield SparkSource(
             name=KAFKA,
             source="kafka",
             pids=target.pids,
@@ -219,10 +225,10 @@ def _create_topics(port: int) -> None:
 
 
 @asynccontextmanager
-async def _open_raftmq(directory: Path, nodes: int) -> AsyncIterator[System]:
+async def _open_raftmq(directory: Path, nodes: int) -> AsyncIterator[SparkSource]:
     async with DevCluster.open(directory, nodes=nodes, ports=Ports.free(nodes), settings=ANY_DISK) as cluster:
         await create_topics(cluster, TOPICS, await cluster.leader())
-        yield System(
+        yield SparkSource(
             name="raftmq, one replica" if nodes == 1 else "raftmq, three replicas",
             source="raftmq",
             pids=[cluster.pid(node_id) for node_id in cluster.node_ids],

@@ -41,18 +41,18 @@ class Figure:
         return f"{verdict}: {100 * abs(ratio - 1):.0f} % {'above' if ratio > 1 else 'below'}"
 
     def __str__(self) -> str:
-        text = f"{self.case}: {self.name}: {_number(self.value)} {self.unit}"
+        text = f"{self.case}: {self.name}: {_format(self.value)} {self.unit}"
         return text if self.goal is None else f"{text} (goal: {self._goal()}, {'met' if self.is_met else 'MISSED'})"
 
     def _goal(self) -> str:
         if self.goal is None:
             return "-"
-        return f"{'at most' if self.is_limit else 'at least'} {_number(self.goal)}"
+        return f"{'at most' if self.is_limit else 'at least'} {_format(self.goal)}"
 
     def row(self) -> str:
         """Return the figure as a row of the table."""
         suffix = "" if self.is_met else ", missed"
-        return f"| {self.case} | {self.name} | {_number(self.value)} {self.unit} | {self._goal()}{suffix} |"
+        return f"| {self.case} | {self.name} | {_format(self.value)} {self.unit} | {self._goal()}{suffix} |"
 
 
 def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, load_average: float) -> str:
@@ -69,7 +69,7 @@ def table(figures: Sequence[Figure], *, command: str, machine: str, date: str, l
     )
 
 
-def _number(value: float) -> str:
+def _format(value: float) -> str:
     if value == round(value) or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -136,12 +136,12 @@ class BrokerCluster(Cluster):
             return None
         return Software(level_newest=announced_level(node.process.settings.format_level_max))
 
-    def flip_derived(self, node: Node, place: float) -> bool:
+    def flip_derived(self, node: Node, fraction: float) -> bool:
         queues = self._directory / node.node_id / QUEUE_DIRECTORY
         files = sorted(path for path in queues.rglob("*") if path.is_file() and path.name.isdigit())
         if not files:
             return False
-        position = place * len(files)
+        position = fraction * len(files)
         path = files[int(position)]
         content = bytearray(path.read_bytes())
         nbytes = len(content.rstrip(b"\0"))

@@ -192,7 +192,7 @@ class Cluster:
     def offer_files(self, process: Process, peer: NodeId) -> None:
         self.catch_up.offer(process, peer)
 
-    def flip_derived(self, node: Node, place: float) -> bool:
+    def flip_derived(self, node: Node, fraction: float) -> bool:
         """Flip a bit in a derived file of a node. Return whether the node has one; here it has none."""
         return False
 

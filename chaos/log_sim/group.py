@@ -50,5 +50,5 @@ class Group(World, Protocol):
     def fail_repair(self, node: Node, error: SegmentError) -> None:
         """End the repair of a node because its disk fails, and start the node later."""
 
-    def flip_derived(self, node: Node, place: float) -> bool:
+    def flip_derived(self, node: Node, fraction: float) -> bool:
         """Flip a bit in a derived file of a node. Return whether the node has one."""

@@ -231,7 +231,7 @@ class Nemesis:
         cluster.at(cluster.now + seconds, resume)
         return True
 
-    def _flip(self, node: Node, place: float) -> bool:
+    def _flip(self, node: Node, fraction: float) -> bool:
         if node.repair is not None or self._voters_min < _VOTERS_IF_DAMAGED:
             return False
         names = [name for name in node.disk.names(DIRECTORY) if name.isdigit()]
@@ -239,7 +239,7 @@ class Nemesis:
         limit = node.marked_pos()
         contents = [(name, node.disk.content(f"{DIRECTORY}/{name}")[: max(0, limit - int(name))]) for name in names]
         sizes = [(name, len(content.rstrip(b"\0"))) for name, content in contents]
-        at = max(0, int(place * sum(nbytes for _, nbytes in sizes)) - 1 - self._rng.randrange(60))
+        at = max(0, int(fraction * sum(nbytes for _, nbytes in sizes)) - 1 - self._rng.randrange(60))
         for name, nbytes in sizes:
             if at < nbytes:
                 if len(node.disk.durable(f"{DIRECTORY}/{name}", at, 1)) < 1:

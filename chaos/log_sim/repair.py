@@ -29,9 +29,9 @@ class Repairs:
         """Begin to repair the log of a node whose start found damage."""
         cluster = self._cluster
         cluster.trace_event(f"{node.node_id} repairs {repair.missing_ranges}")
-        cluster.at(cluster.now + 0.01, self._step, node, _Talk(repair, cluster.now))
+        cluster.at(cluster.now + 0.01, self._step, node, _RepairRound(repair, cluster.now))
 
-    def _step(self, node: Node, talk: _Talk) -> None:
+    def _step(self, node: Node, talk: _RepairRound) -> None:
         if node.repair is not talk.repair:
             return
         cluster = self._cluster
@@ -47,7 +47,7 @@ class Repairs:
             return
         cluster.at(cluster.now + cluster.rng.uniform(0.001, _STEP_SECONDS_MAX), self._step, node, talk)
 
-    def _ask(self, node: Node, talk: _Talk) -> None:
+    def _ask(self, node: Node, talk: _RepairRound) -> None:
         """Send one request to one peer."""
         cluster, dialogue = self._cluster, talk.dialogue
         if not talk.peers:
@@ -92,7 +92,7 @@ class Repairs:
         return RangeResp(request.source, request.pos, request.nbytes, data, refusal)
 
 
-class _Talk:
+class _RepairRound:
     """One repair: its dialogue, and the peers that it has yet to ask in this round."""
 
     def __init__(self, repair: Repair, now: float) -> None:

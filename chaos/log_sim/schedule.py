@@ -307,26 +307,26 @@ def draw_faults(
     return sorted(faults, key=lambda timed: timed[0])
 
 
-def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _partition(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     order = rng.sample(nodes, len(nodes))
     cut = rng.randint(1, max(1, len(nodes) - 1))
-    return [(start, Partition((tuple(order[:cut]), tuple(order[cut:]))))]
+    return [(begin, Partition((tuple(order[:cut]), tuple(order[cut:]))))]
 
 
-def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    return [(start, OneWay(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
+def _one_way(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    return [(begin, OneWay(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    return [(start, CutLink(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
+def _cut_link(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    return [(begin, CutLink(*rng.sample(nodes, 2)))] if len(nodes) > 1 else []
 
 
-def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    return [(start, Isolation(rng.choice(nodes)))]
+def _deaf(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    return [(begin, Isolation(rng.choice(nodes)))]
 
 
 def _link_quality(
-    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float
 ) -> list[Event]:
     storm = LinkQuality(
         loss=rng.choice((0.0, 0.05, 0.3)),
@@ -335,59 +335,59 @@ def _link_quality(
         latency_seconds_min=0.0005,
         latency_seconds_max=rng.choice((0.005, 0.1, 0.8)),
     )
-    return [(start, storm), (end, calm)]
+    return [(begin, storm), (end, calm)]
 
 
-def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _crash(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     faults: list[Event] = []
     for _ in range(rng.randint(1, 3)):
         node = rng.choice(nodes)
-        at = rng.uniform(start, end)
+        at = rng.uniform(begin, end)
         end_of = rng.choice((Crash, PowerCut, PowerCut, Stop))
         faults += [(at, end_of(node)), (at + rng.choice((0.0, 0.05, 1.0, 3.0)), Restart(node))]
     return faults
 
 
-def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    restarts: list[Event] = [(rng.uniform(start, end), Restart(node)) for node in nodes]
+def _crash_all(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    restarts: list[Event] = [(rng.uniform(begin, end), Restart(node)) for node in nodes]
     end_of = rng.choice((Crash, PowerCut, PowerCut))
-    return [*((start, end_of(node)) for node in nodes), *restarts]
+    return [*((begin, end_of(node)) for node in nodes), *restarts]
 
 
-def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _pause(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
-    return [(start, Pause(node)), (end, Resume(node))]
+    return [(begin, Pause(node)), (end, Resume(node))]
 
 
-def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _clock(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     jumps = rng.randint(1, 3)
-    return [(rng.uniform(start, end), ClockJump(rng.choice(nodes), rng.choice((0.1, 1.0, 30.0)))) for _ in range(jumps)]
+    return [(rng.uniform(begin, end), ClockJump(rng.choice(nodes), rng.choice((0.1, 1.0, 30.0)))) for _ in range(jumps)]
 
 
 def _disk_error(
-    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float
 ) -> list[Event]:
     operation = rng.choice(("fdatasync", "pwritev", "pread", "rename", "sync_directory", "unlink"))
     number = rng.choice((errno.EIO, errno.EIO, errno.ENOSPC))
-    return [(start, DiskError(rng.choice(nodes), operation, number))]
+    return [(begin, DiskError(rng.choice(nodes), operation, number))]
 
 
-def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _disk_full(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
-    return [(start, DiskRoom(node, rng.choice((0, 1000, 20_000)))), (end, DiskRoom(node, None))]
+    return [(begin, DiskRoom(node, rng.choice((0, 1000, 20_000)))), (end, DiskRoom(node, None))]
 
 
-def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _slow_disk(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     node = rng.choice(nodes)
-    return [(start, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
+    return [(begin, DiskSpeed(node, rng.choice((0.05, 0.5, 3.0)))), (end, DiskSpeed(node, 0.005))]
 
 
-def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _bit_flip(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     # Always the same node of a run, so that its entries are intact elsewhere.
     victim = nodes[1 % len(nodes)]
     if len(nodes) < 3:
         return []
-    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 3))]
+    times = [rng.uniform(begin, end) for _ in range(rng.randint(1, 3))]
     flips: list[Event] = [(at, BitFlip(victim, rng.choice((1.0, rng.random())))) for at in times]
     return [*flips, (end, rng.choice((Crash, PowerCut, Stop))(victim)), (end + rng.uniform(0.0, 0.5), Restart(victim))]
 
@@ -412,28 +412,28 @@ def queue_rot(rng: random.Random, nodes: Sequence[NodeId], seconds: float) -> li
 
 
 def _membership(
-    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float
+    rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float
 ) -> list[Event]:
-    return [(rng.uniform(start, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
+    return [(rng.uniform(begin, end), ChangeMembers(rng.random())) for _ in range(rng.randint(2, 8))]
 
 
-def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 4))]
+def _transfer(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    times = [rng.uniform(begin, end) for _ in range(rng.randint(1, 4))]
     return [(at, Transfer(rng.choice((None, *nodes)))) for at in times]
 
 
-def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    times = [rng.uniform(start, end) for _ in range(rng.randint(1, 6))]
+def _retention(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    times = [rng.uniform(begin, end) for _ in range(rng.randint(1, 6))]
     return [(at, Retention(rng.choice(nodes), rng.random())) for at in times]
 
 
-def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
-    return [(start, Depose())]
+def _depose(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
+    return [(begin, Depose())]
 
 
-def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, start: float, end: float) -> list[Event]:
+def _rumors(rng: random.Random, nodes: Sequence[NodeId], calm: LinkQuality, begin: float, end: float) -> list[Event]:
     return [
-        (rng.uniform(start, end), FalseProcessEnd(rng.choice(nodes), rng.choice(nodes)))
+        (rng.uniform(begin, end), FalseProcessEnd(rng.choice(nodes), rng.choice(nodes)))
         for _ in range(rng.randint(1, 6))
     ]
 

@@ -58,17 +58,17 @@ async def end_closed_senders(cluster: Cluster) -> int:
     return count
 
 
-def _table(place: str) -> str:
+def _table(process: str) -> str:
     try:
-        return Path(f"/proc/{place}/net/tcp").read_text()
+        return Path(f"/proc/{process}/net/tcp").read_text()
     except OSError:
         return ""  # the process has just ended
 
 
-async def _end_senders(place: str, senders: Iterable[tuple[str, int]]) -> None:
+async def _end_senders(process: str, senders: Iterable[tuple[str, int]]) -> None:
     if shutil.which("ss") is None:
         return
-    inside = [] if place == "self" else ["nsenter", f"--net=/proc/{place}/ns/net"]
+    inside = [] if process == "self" else ["nsenter", f"--net=/proc/{process}/ns/net"]
     for address, port in senders:
         command = [*inside, "ss", "-K", "-tn", "state", "all", "src", f"{address}:{port}"]
         await trio.run_process(command, check=False, capture_stdout=True, capture_stderr=True)

@@ -202,9 +202,9 @@ class Cluster:
         """Send SIGTERM, and wait until the process has ended; kill it if that takes too long."""
         await self._processes.stop(name, STOP_SECONDS_MAX)
 
-    async def end(self, name: str, number: signal.Signals) -> None:
+    async def end(self, name: str, signal_number: signal.Signals) -> None:
         """Send a signal that ends the process, and wait until it has ended. Does nothing if it has ended already."""
-        await self._processes.end(name, number)
+        await self._processes.end(name, signal_number)
 
     def expect_end(self, name: str) -> None:
         """Treat an exit of this server as expected, until `must_not_end`."""
@@ -214,9 +214,9 @@ class Cluster:
         """Treat an exit of this server as unexpected again."""
         self._processes.must_not_end(name)
 
-    def send_signal(self, name: str, number: signal.Signals) -> None:
+    def send_signal(self, name: str, signal_number: signal.Signals) -> None:
         """Send a signal to a server's process, and return at once."""
-        self._processes.send_signal(name, number)
+        self._processes.send_signal(name, signal_number)
 
     def pid(self, name: str) -> int:
         """Return the process id of a server that was started."""

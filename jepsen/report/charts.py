@@ -62,8 +62,8 @@ def charts(history: History) -> str:
     return "\n".join(parts)
 
 
-def _name(part: float) -> str:
-    return "maximum" if part == 1.0 else f"{part:.0%}"
+def _name(fraction: float) -> str:
+    return "maximum" if fraction == 1.0 else f"{fraction:.0%}"
 
 
 def _open(height: int) -> str:
@@ -83,30 +83,30 @@ def _bands(history: History, axis: _Axis, height: int) -> Iterator[str]:
 def _quantiles(history: History) -> Iterator[str]:
     """Draw one chart for each kind of operation that has a beginning and an end."""
     axis = _Axis(history)
-    took: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    durations: defaultdict[str, defaultdict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for operation in history.operations:
         if operation.outcome == "ok" and operation.ended is not None and operation.ended > operation.began:
-            took[operation.name][axis.bucket(operation.began)].append(operation.ended - operation.began)
+            durations[operation.name][axis.bucket(operation.began)].append(operation.ended - operation.began)
     height = TITLE + QUANTILE_HEIGHT + 4
-    for name, buckets in sorted(took.items()):
+    for name, buckets in sorted(durations.items()):
         count = sum(map(len, buckets.values()))
         parts = [_open(height), *_bands(history, axis, height)]
         parts.append(f"<text x='{LEFT}' y='11' fill='#222'>{escape(name)}, {count:,} times</text>")
         parts += _SCALE.lines()
         for each in buckets.values():
             each.sort()
-        for part, colour in QUANTILES:
+        for fraction, colour in QUANTILES:
             points = [
-                (axis.middle(bucket), _SCALE.y(quantile(buckets[bucket], part) / 1e9)) for bucket in sorted(buckets)
+                (axis.middle(bucket), _SCALE.y(quantile(buckets[bucket], fraction) / 1e9)) for bucket in sorted(buckets)
             ]
             parts.append(_line(points, colour))
         parts.append("</svg>")
         yield "".join(parts)
 
 
-def quantile(values: Sequence[int], part: float) -> int:
-    """Return the smallest of the sorted values that at least the fraction ``part`` of them does not exceed."""
-    return values[max(0, math.ceil(len(values) * part) - 1)]
+def quantile(values: Sequence[int], fraction: float) -> int:
+    """Return the smallest of the sorted values that at least the fraction ``fraction`` of them does not exceed."""
+    return values[max(0, math.ceil(len(values) * fraction) - 1)]
 
 
 def _line(points: Sequence[tuple[float, float]], colour: str) -> str:

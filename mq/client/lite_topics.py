@@ -34,7 +34,7 @@ from mq.protocol.wire.request import Ext
 BodyT = TypeVar("BodyT", bound=Body)
 
 
-class Brokers(Protocol):
+class LiteTopicCalls(Protocol):
     """The methods of `Admin` that `LiteTopics` calls."""
 
     def _open_core(self) -> ClientCore: ...
@@ -54,7 +54,7 @@ class LiteTopics:
     some seconds after a change of leader, subscriptions are missing.
     """
 
-    def __init__(self, admin: Brokers) -> None:
+    def __init__(self, admin: LiteTopicCalls) -> None:
         self._admin = admin
 
     async def brokers(self) -> dict[str, BrokerLiteInfo]:

@@ -31,7 +31,7 @@ from mq.protocol.requests.removed_members import (
 KEEP_OUT_SECONDS_MAX = KEPT_OUT_MS_MAX / 1000
 
 
-class Brokers(Protocol):
+class RemovedMemberCalls(Protocol):
     """The methods of `Admin` that `RemovedMembers` calls."""
 
     def _open_core(self) -> ClientCore: ...
@@ -58,7 +58,7 @@ class Removal:
 class RemovedMembers:
     """Removes members from consumer groups: `Admin.removed_members`. Its methods raise what those of `Admin` do."""
 
-    def __init__(self, admin: Brokers) -> None:
+    def __init__(self, admin: RemovedMemberCalls) -> None:
         self._admin = admin
 
     async def remove(

@@ -129,7 +129,7 @@ class ScheduleStatus(msgspec.Struct, frozen=True):
     error: str
 
 
-class Brokers(Protocol):
+class ScheduleCalls(Protocol):
     """The methods of `Admin` that `Schedules` calls."""
 
     def _open_core(self) -> ClientCore: ...
@@ -146,7 +146,7 @@ class Schedules:
     name.
     """
 
-    def __init__(self, admin: Brokers) -> None:
+    def __init__(self, admin: ScheduleCalls) -> None:
         self._admin = admin
 
     async def create(self, schedule: Schedule, *, broker: str | None = None) -> ScheduleStatus:

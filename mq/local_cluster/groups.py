@@ -87,11 +87,11 @@ def _report_progress(on_progress: Callable[[str], None], name: str, text: str) -
     on_progress(f"{name}: {text}")
 
 
-def _ports_of(directory: Path, number: int, nodes: int, first: Ports | None) -> Ports | None:
+def _ports_of(directory: Path, number: int, node_count: int, first: Ports | None) -> Ports | None:
     """The ports of a group; None to use its last ones."""
     if first is None and (group_directory(directory, number) / PORTS_FILE).exists():
         return None
-    return (first or load_ports(directory / PORTS_FILE) or Ports.conventional(nodes)).of_group(number)
+    return (first or load_ports(directory / PORTS_FILE) or Ports.conventional(node_count)).of_group(number)
 
 
 def set_segment_bytes(directory: Path, settings: dict[str, str]) -> None:

@@ -36,15 +36,17 @@ class Ports:
         return (self.namesrv, *self.clients, *self.replication)
 
     @classmethod
-    def conventional(cls, nodes: int) -> Ports:
+    def conventional(cls, node_count: int) -> Ports:
         """Return the ports that users of RocketMQ expect: 9876 for the name server, 10911 and up for brokers."""
-        return cls(9876, tuple(10911 + i for i in range(nodes)), tuple(10931 + i for i in range(nodes)))
+        return cls(9876, tuple(10911 + i for i in range(node_count)), tuple(10931 + i for i in range(node_count)))
 
     @classmethod
-    def from_base(cls, base: int, nodes: int) -> Ports:
+    def from_base(cls, base: int, node_count: int) -> Ports:
         """Return ``base`` for the name server and the next ports for the brokers."""
         first = base + 1
-        return cls(base, tuple(range(first, first + nodes)), tuple(range(first + nodes, first + 2 * nodes)))
+        return cls(
+            base, tuple(range(first, first + node_count)), tuple(range(first + node_count, first + 2 * node_count))
+        )
 
     def of_group(self, number: int) -> Ports:
         """Return the ports of a further group, ``number`` 1 and up: the same name server, other ports for brokers."""
@@ -56,12 +58,12 @@ class Ports:
         )
 
     @classmethod
-    def free(cls, nodes: int, *, groups: int = 1) -> Ports:
+    def free(cls, node_count: int, *, groups: int = 1) -> Ports:
         """Reserve free ports, with metrics ports, for ``groups`` groups (`of_group`), which no other process chooses
         while this one lives. Raises ServersFailed.
         """
         try:
-            return cls.from_base(OWN_PORTS.reserve(1 + 2 * nodes, blocks=groups), nodes)
+            return cls.from_base(OWN_PORTS.reserve(1 + 2 * node_count, blocks=groups), node_count)
         except NoFreePorts as error:
             raise ServersFailed(str(error)) from error
 
@@ -95,26 +97,26 @@ def is_locked(file: Path) -> bool:
 
 
 def check_ports_of_new_directory(
-    directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None = None
+    directory: Path, node_count: int, ports: Ports | None, shared_namesrv: int | None = None
 ) -> None:
     """Raises ServersFailed, before anything is written, if the ports for a new group are not free.
 
     Does not check the directory of an existing group: that group may be the one listening.
     """
     if not (directory / PORTS_FILE).exists():
-        _free_ports(directory, nodes, ports, shared_namesrv)
+        _free_ports(directory, node_count, ports, shared_namesrv)
 
 
-def choose_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
+def choose_ports(directory: Path, node_count: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
     """Works like `_free_ports`, and stores them for the next time."""
-    group_ports = _free_ports(directory, nodes, ports, shared_namesrv)
+    group_ports = _free_ports(directory, node_count, ports, shared_namesrv)
     path = directory / PORTS_FILE
     if group_ports != load_ports(path):
         replace_file(path, json.dumps(asdict(group_ports)).encode() + b"\n")
     return group_ports
 
 
-def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
+def _free_ports(directory: Path, node_count: int, ports: Ports | None, shared_namesrv: int | None) -> Ports:
     """Choose ``ports``, else the ports this directory was used with, else the conventional ones.
 
     With ``shared_namesrv`` that is the port of the name server, which another group's name server may use.
@@ -122,9 +124,9 @@ def _free_ports(directory: Path, nodes: int, ports: Ports | None, shared_namesrv
     Raises ServersFailed if a port is in use, or if the directory belongs to a group of another size.
     """
     previous = load_ports(directory / PORTS_FILE)
-    if previous is not None and len(previous.clients) != nodes:
-        raise ServersFailed(f"{directory} has a group of {len(previous.clients)} replicas, not of {nodes}")
-    group_ports = ports or previous or Ports.conventional(nodes)
+    if previous is not None and len(previous.clients) != node_count:
+        raise ServersFailed(f"{directory} has a group of {len(previous.clients)} replicas, not of {node_count}")
+    group_ports = ports or previous or Ports.conventional(node_count)
     if shared_namesrv is not None:
         group_ports = replace(group_ports, namesrv=shared_namesrv)
     if busy_ports := [port for port in group_ports.all if port != shared_namesrv and not is_free(port)]:

@@ -238,11 +238,11 @@ class Processes:
 
     # -- ending ------------------------------------------------------------------------------------------------------
 
-    def send_signal(self, name: str, number: signal.Signals) -> None:
+    def send_signal(self, name: str, signal_number: signal.Signals) -> None:
         """Send a signal without waiting. Does nothing if the process has ended."""
         if self.is_running(name):
             with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.pid(name), number)
+                os.kill(self.pid(name), signal_number)
 
     def kill(self, name: str) -> None:
         """Send SIGKILL, without waiting: unsynced data survives only in the page cache, connections are reset."""
@@ -256,10 +256,10 @@ class Processes:
             await trio.sleep(_END_POLL_SECONDS)
         return code
 
-    async def end(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
+    async def end(self, name: str, signal_number: signal.Signals = signal.SIGTERM) -> None:
         """Send a signal that ends the process, and wait until it has ended."""
         self.expect_end(name)
-        self.send_signal(name, number)
+        self.send_signal(name, signal_number)
         await self.wait_ended(name)
 
     async def stop(self, name: str, seconds: float = STOP_SECONDS_MAX) -> None:

@@ -81,27 +81,27 @@ class Cluster:
     """
 
     def __init__(
-        self, network: Network, clock: KitClock, directory: Path, replicas: int, options: Mapping[str, Any]
+        self, network: Network, clock: KitClock, directory: Path, replica_count: int, options: Mapping[str, Any]
     ) -> None:
         self.network = network
         self.clock = clock
-        self.replicas = tuple(f"n{number}" for number in range(replicas))
+        self.replicas = tuple(f"n{number}" for number in range(replica_count))
         self._directory = directory
         self._options = options
         self._brokers: dict[str, Broker] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, replicas: int, options: Mapping[str, Any]) -> AsyncIterator[Self]:
+    async def open(cls, replica_count: int, options: Mapping[str, Any]) -> AsyncIterator[Self]:
         """Start all servers, and wait until they serve clients. Stop them at the end of the block.
 
         Raises ValueError, pydantic.ValidationError for settings that a broker does not have.
         """
-        if replicas not in (1, 3, 5):
-            raise ValueError(f"a group has 1, 3 or 5 replicas, not {replicas}")
+        if replica_count not in (1, 3, 5):
+            raise ValueError(f"a group has 1, 3 or 5 replicas, not {replica_count}")
         network, clock = Network(Faults()), KitClock()
         with new_directory() as directory:
-            cluster = cls(network, clock, directory, replicas, options)
+            cluster = cls(network, clock, directory, replica_count, options)
             settings = {node: cluster._settings(node) for node in cluster.replicas}
             create_secret(str(directory / FILE_NAME))  # else only the first replica makes it, when it starts
             async with network.open(), open_task_group() as servers:

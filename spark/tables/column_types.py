@@ -251,7 +251,7 @@ class Change:
     reasons: dict[str, str]
 
 
-def change(table: Schema, schema: Schema) -> Change:
+def compare(table: Schema, schema: Schema) -> Change:
     """Compare the columns of a table with the columns that a pipeline wants to write.
 
     A column that is only in the table stays, and is null in new rows. Integers that the table has wider are fine.

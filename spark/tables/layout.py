@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark.schema import COLUMN_TYPES
-from spark.tables.column_types import ColumnType, Schema, change, parse_type
+from spark.tables.column_types import ColumnType, Schema, compare, parse_type
 from spark.tables.commits import Commit
 from spark.tables.documents import format_list
 from spark.tables.pipeline import POSITION_COLUMNS, PREFIX, Pipeline
@@ -47,12 +47,12 @@ def table_columns(pipeline: Pipeline, schema: Schema) -> dict[str, ColumnType]:
     return columns
 
 
-def check_kept(table: Schema, schema: Schema, last: Commit, where: str) -> None:
+def check_kept(table_schema: Schema, schema: Schema, last: Commit, where: str) -> None:
     """Raises SchemaInvalid if a table has lost a column that its last commit has: added again, it would be null in all
     rows.
     """
     expected = {*last.schema, *(PREFIX + name for name in POSITION_COLUMNS)}
-    if absent := [name for name in schema if name in expected and name not in table]:
+    if absent := [name for name in schema if name in expected and name not in table_schema]:
         raise SchemaInvalid(
             f"the table {where} no longer has column {absent[0]} of commit {last.number}: it was dropped or renamed. "
             f"Nothing was written; rename it back, or add it again, or write to a new table"
@@ -85,9 +85,9 @@ def check_folder(folder: str | None, pipeline: Pipeline) -> None:
         check_partition(folder.partition("=")[0] or None, pipeline)
 
 
-def added_columns(table: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
+def added_columns(table_schema: Schema, schema: Schema, where: str) -> dict[str, ColumnType]:
     """Return the columns to add to a table. Raises SchemaInvalid, which names each column that would break."""
-    difference = change(table, schema)
+    difference = compare(table_schema, schema)
     if difference.reasons:
         problems = "; ".join(f"column {name}: {reason}" for name, reason in difference.reasons.items())
         raise SchemaInvalid(

@@ -53,7 +53,7 @@ class ObjectDirectory:
         """Prepare, without sending anything. Raises CommitRefused: boto3 is not installed."""
         self.name = url.rstrip("/")
         self._step = step
-        self._whole = -1
+        self._whole_number = -1
         """The commit whose objects are all in their places, as far as this process knows."""
         with self._translated_errors():
             self._table = open_store(self.name, endpoint_url)
@@ -69,7 +69,7 @@ class ObjectDirectory:
         """
         with self._translated_errors():
             # In this order: rows appear after their commit, and another process may commit now.
-            rows = self._rows()
+            rows = self._row_files()
             numbers = self._numbers()
             if not numbers:
                 self._step("check conditional writes")
@@ -103,7 +103,7 @@ class ObjectDirectory:
             DirectoryUnusable: nothing is committed, or all is and a part is not copied yet: the next `open` decides.
         """
         with self._translated_errors():
-            if commit.number and self._whole < commit.number - 1:
+            if commit.number and self._whole_number < commit.number - 1:
                 self._complete(commit.number - 1)  # of a process that was faster, and may be dead
             content = {
                 "commit": json.loads(commit.to_json()),
@@ -114,12 +114,12 @@ class ObjectDirectory:
                 self._remove_staged(commit)
                 raise Overtaken(f"commit {commit.number} of {self.name} was made by another process")
             self._move(content["files"], commit.number)
-            self._whole = commit.number
+            self._whole_number = commit.number
 
     def files(self) -> list[str]:
         """Return the names of the committed objects that exist. Raises DirectoryUnusable."""
         with self._translated_errors():
-            return self._rows()
+            return self._row_files()
 
     def folder(self) -> str | None:
         """The folder of the object committed last, "" if it is outside of folders; None without objects. Raises
@@ -152,7 +152,7 @@ class ObjectDirectory:
             raise CommitRefused(f"{path} has commit {commit.number}: restore it, or write to a new prefix")
         return commit, files
 
-    def _rows(self) -> list[str]:
+    def _row_files(self) -> list[str]:
         return [
             name for name in self._table.names_below() if name.endswith(".parquet") and not name.startswith(f"{OWN}/")
         ]
@@ -175,7 +175,7 @@ class ObjectDirectory:
 
     def _complete(self, number: int) -> None:
         self._move(self._read(number)[1], number)
-        self._whole = number
+        self._whole_number = number
 
     def _move(self, files: list[dict[str, Any]], number: int) -> None:
         """Copy staged objects to their places, and then remove them. Another process may do the same meanwhile."""

@@ -10,7 +10,7 @@ from tests.interop.clients import CACHE, run_tool
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ClientLibrary:
     """A client library. ``requirement``: its version on PyPI; "" for ours. ``module``: the program that uses it."""
 
     name: str
@@ -38,10 +38,10 @@ def install_package(requirement: str) -> None:
 
 
 CLIENTS = {
-    "rocketmq": Client("raftmq", "", "benchmarks.peers.consuming.client_raftmq"),
-    "nats": Client("nats-py", "nats-py==2.16.0", "benchmarks.peers.consuming.client_nats"),
-    "kafka": Client("confluent-kafka", "confluent-kafka==2.16.1", "benchmarks.peers.consuming.client_kafka"),
-    "amqp": Client("aio-pika", "aio-pika==10.2.1", "benchmarks.peers.consuming.client_amqp"),
+    "rocketmq": ClientLibrary("raftmq", "", "benchmarks.peers.consuming.client_raftmq"),
+    "nats": ClientLibrary("nats-py", "nats-py==2.16.0", "benchmarks.peers.consuming.client_nats"),
+    "kafka": ClientLibrary("confluent-kafka", "confluent-kafka==2.16.1", "benchmarks.peers.consuming.client_kafka"),
+    "amqp": ClientLibrary("aio-pika", "aio-pika==10.2.1", "benchmarks.peers.consuming.client_amqp"),
 }
 """The client libraries by protocol."""
 WITH_CLIENTS = frozenset({"raftmq", "nats-2.12", "nats-always", "rabbitmq", "kafka", "kafka-flush"})

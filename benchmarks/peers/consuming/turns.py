@@ -13,7 +13,7 @@ import trio
 from benchmarks.load.generators import GeneratorFailed, run_generator
 from benchmarks.load.report import quantile
 from benchmarks.peers.consuming.cases import CASES, Case, CaseMeasurements, Sample, job_of
-from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, Client
+from benchmarks.peers.consuming.clients import CLIENTS, WITH_CLIENTS, ClientLibrary
 from benchmarks.peers.consuming.job import DRAIN, FILL, PACE, ConsumerJob, ConsumerResult
 from benchmarks.peers.consuming.load import BY_MESSAGE
 from benchmarks.peers.peer import Peer, Target
@@ -147,7 +147,7 @@ async def _sample(case: Case, base: ConsumerJob, target: Target) -> Sample:
     )
 
 
-async def run_load(job: ConsumerJob, client: Client | None = None) -> ConsumerResult:
+async def run_load(job: ConsumerJob, client: ClientLibrary | None = None) -> ConsumerResult:
     """Run a job by the load generator, or by a client. Raises GeneratorFailed."""
     module = WIRE_LOAD if client is None else client.module
     return await run_generator(module, job, ConsumerResult, {} if client is None else client.environment())

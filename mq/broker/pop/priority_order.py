@@ -33,7 +33,7 @@ _KNOWN_MAX: Final = 10_000
 _PERCENT: Final = 100
 
 
-class Plan(NamedTuple):
+class PopPlan(NamedTuple):
     """The queues that one pop examines, the most urgent level first.
 
     ``levels`` are the queues of each level that has messages. Of level ``owed_level`` the pop takes ``owed`` messages
@@ -90,7 +90,7 @@ class PriorityOrder:
         factor = FACTOR_MAX if group is None else factor_of(group.attributes)
         return self._debt(pop_request).pops % FACTOR_MAX < factor
 
-    def plan(self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int) -> Plan:
+    def plan(self, pop_request: PopRequest, queues: Iterable[QueueKey], count_max: int) -> PopPlan:
         """Return the plan for a pop of up to ``count_max`` messages; ``queues`` are those that may have messages.
 
         Queues of one level are examined in the order in which they are given.
@@ -99,13 +99,13 @@ class PriorityOrder:
         for key in queues:
             levels.setdefault(key[1], []).append(key)
         in_order = sorted(levels, reverse=self._settings.priority_order_asc)
-        plan = Plan({level: levels[level] for level in in_order})
+        plan = PopPlan({level: levels[level] for level in in_order})
         owed_of = self._debt(pop_request).hundredths
         level = max(in_order[1:], key=lambda level: owed_of.get(level, 0), default=-1)
         owed = min(owed_of.get(level, 0) // _PERCENT, count_max)
         return plan._replace(owed_level=level, owed=owed) if owed > 0 else plan
 
-    def record_pop(self, pop_request: PopRequest, plan: Plan, batches: list[PopBatch]) -> None:
+    def record_pop(self, pop_request: PopRequest, plan: PopPlan, batches: list[PopBatch]) -> None:
         """Count the messages that a planned pop took, and update what lower levels are owed."""
         if not batches:
             return

@@ -8,7 +8,7 @@ from itertools import chain
 from mq.broker.consume.long_polling import QueueKey
 from mq.broker.context import BrokerContext
 from mq.broker.net.refusals import RequestRefused
-from mq.broker.pop.priority_order import Plan, PriorityOrder
+from mq.broker.pop.priority_order import PopPlan, PriorityOrder
 from mq.broker.pop.queue_cursor import PopBatch, PopQueues, PopRequest, RecordsOnDisk
 from mq.protocol.codes import PERM_READ, ResponseCode
 from mq.protocol.names import NameRefused, check_group, pop_retry_topic
@@ -181,7 +181,7 @@ class PopSelection:
                 yield retry_topic, number
 
 
-def _planned_queues(plan: Plan, count_max: int) -> Iterator[tuple[str, int, int]]:
+def _planned_queues(plan: PopPlan, count_max: int) -> Iterator[tuple[str, int, int]]:
     """Yield the queues of a plan, each with the most messages to take; first the messages owed to a lower level."""
     assert not plan.owed or plan.owed_level in plan.levels, f"level {plan.owed_level} is owed, of {[*plan.levels]}"
     owed = plan.levels[plan.owed_level] if plan.owed else []

@@ -68,7 +68,7 @@ class _BatchLane(NamedTuple):
     priority: int | None
 
 
-class Member:
+class BatchedSend:
     """A message and its place in a batch. `batch` is None once the message is complete or abandoned."""
 
     __slots__ = ("batch", "message", "on_done")
@@ -90,7 +90,7 @@ class _MessageBatch:
         self.lane = lane
         self.due_at = due_at
         self.deadline = deadline
-        self.members: list[Member] = []
+        self.members: list[BatchedSend] = []
         self.nbytes = 0
         self.number: int | None = None
         self.came_from: int | None = None
@@ -143,7 +143,9 @@ class Accumulator:
         """Return whether a message is sent alone whose batch had the pipeline's number `last` or a smaller one."""
         return any(batch.came_from is not None and batch.came_from <= last for batch in self._alone)
 
-    def add(self, message: OutgoingMessage, on_done: OnDone, *, timeout: float, queue: MessageQueue | None) -> Member:
+    def add(
+        self, message: OutgoingMessage, on_done: OnDone, *, timeout: float, queue: MessageQueue | None
+    ) -> BatchedSend:
         """Add a message to a batch. Calls `on_done` once, never within this call. Raises ClientClosed."""
         if self._closed:
             raise ClientClosed("the producer is closed")
@@ -156,7 +158,7 @@ class Accumulator:
             batch = None
         if batch is None:
             batch = self._begin(lane)
-        member = Member(message, on_done, batch)
+        member = BatchedSend(message, on_done, batch)
         batch.members.append(member)
         batch.nbytes += nbytes
         self._pending_count += 1
@@ -171,7 +173,7 @@ class Accumulator:
         self._wakeup.set()
         return batch
 
-    def abandon(self, member: Member) -> None:
+    def abandon(self, member: BatchedSend) -> None:
         """Give up a message, without a callback. It is not sent if its batch is open; else it may still get stored."""
         batch = member.batch
         if batch is None:
@@ -291,7 +293,7 @@ class Accumulator:
             self._pipeline.call_back(member.on_done, own, member.message.unique_key)
 
 
-def _together(members: list[Member]) -> OutgoingMessage:
+def _together(members: list[BatchedSend]) -> OutgoingMessage:
     """Return the messages as one batch. Each has its own properties, and the batch none."""
     messages = [member.message for member in members]
     return OutgoingMessage(
@@ -316,7 +318,7 @@ def _is_refused_as_a_batch(outcome: SendResult | ClientError) -> bool:
     )
 
 
-def _own_result(together: SendResult, member: Member, number: int, record_id: str) -> SendResult:
+def _own_result(together: SendResult, member: BatchedSend, number: int, record_id: str) -> SendResult:
     return SendResult(
         message_id=member.message.unique_key,
         offset_message_id=record_id,
@@ -330,7 +332,7 @@ def _own_result(together: SendResult, member: Member, number: int, record_id: st
     )
 
 
-def _own_error(error: ClientError, member: Member) -> ClientError:
+def _own_error(error: ClientError, member: BatchedSend) -> ClientError:
     own = copy_of(error)
     if isinstance(own, SendOutcomeUnknown):
         own.message_id = member.message.unique_key

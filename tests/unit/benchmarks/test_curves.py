@@ -14,7 +14,7 @@ from benchmarks.curves.__main__ import CURVES, parse_arguments
 from benchmarks.curves.lite import BODY_BYTES, lite_frames
 from benchmarks.curves.page import marks, picture, section
 from benchmarks.curves.polling import due_times
-from benchmarks.curves.sample import Curve, PointMeasurement, Sample, Spread, bytes_name, samples_of
+from benchmarks.curves.sample import Curve, PointMeasurement, PointSample, Spread, bytes_name, samples_of
 from benchmarks.load.frames import lite_name, send_frame
 from benchmarks.report.run_record import page_of
 from benchmarks.wires.rocketmq import RocketMQWire
@@ -34,9 +34,9 @@ def spread(value: float) -> Spread:
     return Spread(value, value - 0.5, value + 0.5)
 
 
-def sample(at: str, leader: float, follower: float | None = 2.0) -> Sample:
+def sample(at: str, leader: float, follower: float | None = 2.0) -> PointSample:
     of_follower = None if follower is None else spread(follower)
-    return Sample(at, spread(12_345.0), 1.5, 9.0, spread(leader), of_follower, 0.5, 100.0, 0.25, 3.0)
+    return PointSample(at, spread(12_345.0), 1.5, 9.0, spread(leader), of_follower, 0.5, 100.0, 0.25, 3.0)
 
 
 def test_windows_of_both_passes_become_medians_and_children_a_mean() -> None:

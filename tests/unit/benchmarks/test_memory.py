@@ -9,17 +9,17 @@ import pytest
 from benchmarks.cases import Window
 from benchmarks.load.report import BUCKETS_PER_E, Report
 from benchmarks.memory.__main__ import parse_arguments
-from benchmarks.memory.page import BEGIN, END, Sample, growths, picture, section
+from benchmarks.memory.page import BEGIN, END, MemorySample, growths, picture, section
 from benchmarks.paced import PACED, figures_of
 from benchmarks.report.run_record import page_of
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def samples() -> list[Sample]:
+def samples() -> list[MemorySample]:
     """Half an hour: one process grows at first, the other one by 12 MiB per hour all the time."""
     return [
-        Sample(seconds, {"levels_off": min(100.0, seconds / 3), "grows": 50.0 + 12 * seconds / 3600})
+        MemorySample(seconds, {"levels_off": min(100.0, seconds / 3), "grows": 50.0 + 12 * seconds / 3600})
         for seconds in range(30, 1801, 30)
     ]
 
