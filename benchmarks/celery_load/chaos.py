@@ -313,7 +313,7 @@ def main() -> None:
     )
     print(page)
     total = sum_accounts(results)
-    for what in ("lost", "untraced", "early", "unknown"):
+    for what in ("lost", "untraced_runs", "early", "unknown"):
         if wrong := getattr(total, what):
             print(f"{what}: {wrong[:8]}", file=sys.stderr)
     for text in [text for each in results for text in each.errors][:8]:

@@ -140,7 +140,7 @@ def install() -> None:
     _wrap(SegmentLog, "submit", _submit)
     _wrap(Replica, "_send", _entries_sent)
     _wrap(Replica, "receive", _receive)
-    _wrap(FinishedWrites, "done", _trace_done)
+    _wrap(FinishedWrites, "on_durable", _trace_done)
     _wrap(Replica, "_apply", _apply)
     _wrap(Writer, "start", _start_writer)
 

@@ -307,7 +307,7 @@ def main() -> None:
     page = markdown(run, command="make bench-exactly-once" + (f' ARGS="{words}"' if words else ""))
     print(page)
     for ledger in run.ledgers.values():
-        for what in ("missing", "repeated", "phantoms"):
+        for what in ("missing_messages", "duplicates", "phantoms"):
             if wrong := getattr(ledger, what):
                 print(f"{ledger.topic}: {what}: {wrong[:8]}", file=sys.stderr)
     if not args.no_write:

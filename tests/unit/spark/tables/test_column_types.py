@@ -9,8 +9,8 @@ from spark.tables.column_types import (
     ColumnType,
     Primitive,
     Struct,
-    change,
     columns_from_spark,
+    compare,
     fits,
     inferred_type,
     merge_schemas,
@@ -62,7 +62,7 @@ def test_wrong_column_types_are_refused_with_the_reason(written: str, said: str)
 def test_columns_are_added_and_breaking_changes_are_reported() -> None:
     table = parse_schema({"id": "bigint", "note": "string", "price": "decimal(12,2)"})
     wanted = parse_schema({"id": "int", "Note": "string", "price": "decimal(10,3)", "new": "date"})
-    found = change(table, wanted)
+    found = compare(table, wanted)
     assert written_schema(found.new_columns) == {"new": "date"}
     assert found.reasons == {
         "Note": "the table has it as note: names that differ only in case are one column",
