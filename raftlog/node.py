@@ -271,7 +271,7 @@ class NodeRun:
         )
 
     def set_level(self, level: int) -> None:
-        """Set the group's format level. Replicas that do not support it are refused."""
+        """Set the group's format level, that of the applied log. Replicas that do not support it are refused."""
         self.admission.level = level
 
     def restart(self, reason: str) -> None:

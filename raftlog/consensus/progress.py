@@ -87,7 +87,7 @@ class Progress:
         self.become_probe(next_index)
 
     def become_probe(self, next_index: LogIndex, *, waits: bool = False) -> None:
-        """Probe the entry before ``next_index``. With ``waits``, wait until the peer answers a message before that."""
+        """Probe the entry before ``next_index``; with ``waits``, not before the peer answers any message."""
         assert next_index > self.match, f"{self.peer} holds {self.match}, probing from {next_index} tells nothing"
         self.state = PeerState.PROBE
         self.next = next_index

@@ -46,7 +46,7 @@ def vote_result(voters: Collection[NodeId], votes: Mapping[NodeId, bool]) -> Vot
 def joint_vote_result(
     incoming: Collection[NodeId], outgoing: Collection[NodeId], votes: Mapping[NodeId, bool]
 ) -> VoteResult:
-    """Work like `vote_result` with majorities of both sets. An empty ``outgoing`` means no change in progress."""
+    """Return `vote_result` with majorities of both sets. An empty ``outgoing`` means no change in progress."""
     results = {vote_result(incoming, votes)}
     if outgoing:
         results.add(vote_result(outgoing, votes))

@@ -422,7 +422,7 @@ class RaftCore(Election, FollowerRole):
             self._become_follower(self._term, None)
 
     def on_fetch(self, peer: NodeId, spans: tuple[Span, ...], now: float) -> None:
-        """Take the spans that `Effects.fetch` requested, from that entry on; empty if they were deleted."""
+        """Take the spans that `Effects.fetch` requested, from exactly that entry on; empty if they were deleted."""
         self._now = now
         if self._role is Role.LEADER and (progress := self._peers.get(peer)) is not None:
             self._take_fetched(progress, tuple(spans))

@@ -1,4 +1,4 @@
-"""Puts the early deleted beginning of a log back: closed files from a peer, before the first own file.
+"""Puts back the beginning of a log that was deleted early: closed files from a peer, before the first own file.
 
 Theory of operation. Closed files are equal on all replicas. So the files before the beginning of this log can be taken
 from any peer that still has them; their last entry must be the one before the own base, with the same chain, which
