@@ -186,7 +186,7 @@ async def _serve(settings: BrokerSettings, host: _BrokerHost, log: Log, task_sta
 
 
 async def _metrics_listeners(settings: BrokerSettings, log: Log) -> list[trio.SocketListener]:
-    """Listen for scrapes of metrics. Raises StartRefused if the configured address is not available."""
+    """Listen for scrapes of metrics. Raises StartRefused if a configured address, not the default, is in use."""
     address = settings.metrics_address
     try:
         return await open_metrics_listeners(address, log, is_required=settings.metrics_listen is not None)

@@ -196,7 +196,7 @@ class BrokerSettings(
 
     @property
     def disk_pause_ratio(self) -> float:
-        """The used fraction of the disk above which a follower accepts no more entries."""
+        """The used fraction of the disk from which on a follower accepts no more entries."""
         return max(0.95, (1 + self.disk_full_ratio) / 2)
 
     @property

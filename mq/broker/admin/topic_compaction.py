@@ -407,7 +407,7 @@ class TopicCompaction(Service):
     # -- expiry --------------------------------------------------------------------------------------------------------
 
     def _expire(self, entry: _CompactedQueue) -> bool:
-        """Expire messages that are no longer needed, and return whether there are any."""
+        """Append the expiry of messages that are no longer needed. Returns whether one was appended."""
         assert not self._in_flight, f"{entry.key}: something else is carried"
         now = self._clock()
         linger_seconds = min(_LINGER_SECONDS, self._retention_hours * _HOUR_MS / 1000)

@@ -372,7 +372,7 @@ class TieredLog:
 
     @property
     def begin_pos(self) -> int:
-        """The physical offset at which the archive begins. Older records are deleted everywhere."""
+        """The physical offset from which on this replica serves records, from its log or from the archive."""
         return self._tier.visible_pos
 
     @property

@@ -249,7 +249,7 @@ class Retention:
         return self._policy if self._tier.begin_pos is None else self._tiered_policy
 
     def refill_bytes(self) -> int:
-        """Return how many bytes of early deleted entries to fetch back now; see `raftlog.node.Hosted`."""
+        """Return how many bytes of entries that were deleted early to fetch now; see `raftlog.node.Hosted`."""
         if not self._replica.core.began_early:
             return 0
         try:

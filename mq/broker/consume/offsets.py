@@ -545,7 +545,7 @@ class Offsets(Service):
         return self.is_young(queue)
 
     def is_young(self, queue: ConsumeQueue) -> bool:
-        """Return whether a group without an offset begins at the first message: the queue still has it, in memory."""
+        """Return whether a group without an offset begins at the first message: if that exists, and is in memory."""
         begin = self._metadata.former_topics.begin(*queue.key)
         if queue.min_offset > begin or queue.max_offset == begin:
             return False

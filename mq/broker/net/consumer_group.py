@@ -104,7 +104,7 @@ class ConsumerGroup(Generic[ConnectionT]):
         return self.is_divided
 
     def has(self, client_id: str, connection: ConnectionT) -> bool:
-        """Return whether a client is a member, most probably by ``connection``."""
+        """Return whether a client is a member. If ``connection`` has a member, only that one is compared."""
         member = self.members.get(connection)
         if member is not None:
             return member.client_id == client_id

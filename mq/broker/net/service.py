@@ -58,16 +58,16 @@ class Service:
         """Called after entry ``index``, which changes the group's members, was applied; with all open connections."""
 
     def replicas_changed(self) -> None:
-        """Called while a log entry that changes the client address of a replica is applied."""
+        """Called when a log entry that is being applied has changed the client address of a replica."""
 
     def topic_changed(self, topic: str) -> None:
-        """Called while a log entry that creates, changes or deletes a topic is applied."""
+        """Called when a log entry that is being applied has created, changed or deleted a topic."""
 
     def consumer_group_changed(self, group: str) -> None:
-        """Called while a log entry that creates, changes or deletes a consumer group is applied."""
+        """Called when a log entry that is being applied has created, changed or deleted a consumer group."""
 
     def topic_deleted(self, topic: str) -> None:
-        """Called on each replica while a log entry that deletes a topic is applied."""
+        """Called on each replica when a log entry that is being applied has deleted a topic."""
 
     def on_new_messages(self, topic: str, queue_id: int, entries: bytes | bytearray) -> None:
         """Called when a queue in `QueueStore.watched` got messages. ``entries``: its new entries, 20 bytes each."""

@@ -301,7 +301,7 @@ class PopQueues:
             work.next_offset = each.command.next_offset
 
     def has_work(self, topic: str) -> bool:
-        """Whether pops from a queue of this topic are in flight."""
+        """Whether a pop of any group from a queue of this topic is in flight."""
         return any(key[1] == topic for key in self._works)
 
     def is_popped_again(self, key: QueueOfGroup) -> bool:

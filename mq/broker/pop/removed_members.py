@@ -13,7 +13,7 @@ from mq.protocol.requests.pop import PopExt
 def take_pops_of(
     polling: LongPolling[HeldPop], group: str, client_id: str, connections: Iterable[ClientConnection]
 ) -> list[HeldPop]:
-    """Remove and return a removed member's waiting pops: they name it, or no member but use its connections."""
+    """Remove and return a removed member's waiting pops: those that name it, or no member on its connections."""
     own = set(connections)
 
     def is_meant(pop: HeldPop) -> bool | None:

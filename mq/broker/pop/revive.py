@@ -213,7 +213,7 @@ class PopRevival:
         return _copy(message, tail, group, pop_time_ms, self._broker_name, attempts)
 
     def mark(self, moves: Moves[CheckpointId], now_ms: int) -> tuple[list[Command], OnOutcome]:
-        """Return the commands that close these messages and create retry topics, and a callback for the outcome."""
+        """Return commands that close these messages, also lost ones, and create retry topics; and a callback."""
         in_flight = self._in_flight()
         bits_by_id: dict[CheckpointId, int] = {}
         topics: dict[str, PutTopic] = {}

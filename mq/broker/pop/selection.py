@@ -90,7 +90,7 @@ class PopSelection:
         may_wait_for_disk: bool,
         is_peek: bool = False,
     ) -> list[PopBatch]:
-        """Return messages of one queue, or of any queues if ``queue_id`` is negative. May wait for the first one only.
+        """Return messages of one queue, or of any if ``queue_id`` is negative. Only the first may wait for the disk.
 
         Raises RecordsOnDisk unless it may, or takes others, and RequestRefused, SegmentError, StoreError.
         """

@@ -133,7 +133,7 @@ class Replies(Service):
     # -- requests of the replier ---------------------------------------------------------------------------------------
 
     def handle(self, call: Call[SendReply]) -> None:
-        """Request codes 324 and 325: push or store a reply, and answer then. Raises RequestRefused if both failed."""
+        """Request codes 324 and 325: push or store a reply, then answer. Raises RequestRefused if it did neither."""
         ext = call.request.ext
         if self._under_way_bytes > self._under_way_bytes_max:
             raise RequestRefused(ResponseCode.SYSTEM_BUSY, "[REJECTREQUEST]system busy, too many replies are in flight")

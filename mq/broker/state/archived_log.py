@@ -42,8 +42,8 @@ class NoteArchived(TableCommand, frozen=True, tag="note_archived"):
 
 
 class NoteTier(TableCommand, frozen=True, tag="note_tier"):
-    """Serve messages of the archive at ``url`` from the physical offset ``begin_pos`` on, even if they are deleted
-    locally. With ``is_held``, no replica deletes messages locally: the manifest of the archive lacks archived files.
+    """Serve messages of the archive at ``url`` from the physical offset ``begin_pos`` on, even if deleted locally.
+    ``is_held``: its manifest lacks archived files, and archived messages stay on the replicas until it has them again.
 
     The beginning never decreases. Only for the archive that the group has; of another one it changes nothing.
     """

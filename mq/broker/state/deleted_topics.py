@@ -52,7 +52,7 @@ class DeletedTopic(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class DeletedTopics(StateTable):
-    """The table of deleted topics. The metadata applies its commands. A restore gives a deleted group its offsets back.
+    """The table of deleted topics. The metadata applies its commands. A deleted group gets back offsets that stay.
 
     Attributes:
         rows: by name, in order of deletion.

@@ -308,11 +308,11 @@ class Metadata:
         return self.topic_identities.get(name, "")
 
     def has_room_for_topic(self, name: str) -> bool:
-        """Whether a topic of this name exists, or the limits allow to create it."""
+        """Whether a topic of this name exists, or there is room for it."""
         return name in self.topics or len(self.topics) < self.limits.topics_max
 
     def has_room_for_group(self, name: str) -> bool:
-        """Whether a group of this name exists, or the limits allow to create it with its retry topic."""
+        """Whether a group of this name exists, or there is room for it and its retry topic."""
         return name in self.groups or (
             len(self.groups) < self.limits.groups_max and len(self.topics) < self.limits.topics_max
         )
@@ -322,7 +322,7 @@ class Metadata:
         return (group, topic) in self.consumer_offsets or len(self.consumer_offsets) < self.limits.offset_tables_max
 
     def has_room_for_forbidden(self, group: str, topic: str) -> bool:
-        """Whether the limits allow to forbid ``group`` to read ``topic``."""
+        """Whether there is room to forbid ``group`` to read ``topic``."""
         return (group, topic) in self.forbidden or len(self.forbidden) < self.limits.offset_tables_max
 
     def consumer_offset(self, group: str, topic: str, queue_id: int) -> QueueOffset | None:

@@ -57,7 +57,7 @@ class RequestModes(StateTable):
         return self.table.get((topic, group), RequestMode())
 
     def has_room(self, topic: str, group: str) -> bool:
-        """Whether the limits allow to set a request mode for this group and topic."""
+        """Whether the limits allow a request mode for this group and topic."""
         return (topic, group) in self.table or len(self.table) < MODES_MAX
 
     def apply(self, command: TableCommand) -> None:

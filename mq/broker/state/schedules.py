@@ -183,7 +183,7 @@ class Schedules(StateTable):
         self.nbytes = 0
 
     def has_room(self, definition: ScheduleDefinition) -> bool:
-        """Whether the limits allow to create or change a schedule to this definition."""
+        """Whether the limits allow a schedule of this name with this definition."""
         there = self.table.get(definition.name)
         before = 0 if there is None else there.definition.nbytes
         count = len(self.table) + (there is None)

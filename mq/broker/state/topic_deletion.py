@@ -58,7 +58,7 @@ class Tables(Protocol):
         ...
 
     def has_room_for_topic(self, name: str, /) -> bool:
-        """Whether a topic of this name exists, or the limits allow to create it."""
+        """Whether a topic of this name exists, or there is room for it."""
         ...
 
     def has_room_for_offsets(self, group: str, topic: str, /) -> bool:

@@ -51,7 +51,7 @@ class UserQuotas(StateTable):
         return self.table.get(EVERYBODY, NO_QUOTA) if quota is None else quota
 
     def has_room(self, name: str) -> bool:
-        """Whether the limits allow to set a quota for this name."""
+        """Whether the limits allow a quota for this name."""
         return name in self.table or len(self.table) < USER_QUOTAS_MAX
 
     def apply(self, command: TableCommand) -> None:

@@ -163,7 +163,7 @@ class Users(StateTable):
         self.version = 0
 
     def has_room(self, name: str) -> bool:
-        """Whether a user of this name exists, or the limits allow to create it."""
+        """Whether a user of this name exists, or there is room for it."""
         return name in self.table or len(self.table) < USERS_MAX
 
     def with_policies(self, name: str, policies: Iterable[Policy]) -> tuple[Policy, ...] | None:

@@ -157,7 +157,7 @@ class Appender:
         self.add_atomically([PendingCommand(command, on_outcome, on_framed)])
 
     def add_record(self, record: InternalRecord) -> None:
-        """Store a message that is not a client's plain send, without a callback for the outcome."""
+        """Store a message that is not a client's plain send. The record's ``on_outcome`` gets the outcome."""
         self.add_atomically([record])
 
     def add_atomically(self, group: PendingGroup) -> None:
