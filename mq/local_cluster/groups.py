@@ -58,7 +58,7 @@ async def open_groups(
     group_count = count_groups(directory)
     groups = groups or max(group_count, 1)
     if groups < group_count:
-        raise ServersFailed(f"{directory} holds {group_count} broker groups, not {groups}; all of them have messages")
+        raise ServersFailed(f"{directory} holds {group_count} broker groups with messages: {groups} would omit some")
     ports_by_group = [_ports_of(directory, number, nodes, ports) for number in range(groups)]
     for number, each in enumerate(ports_by_group):
         shared_namesrv = each.namesrv if each is not None and number else None

@@ -36,8 +36,8 @@ def avro_bodies(section: Section, beside: Path) -> tuple[AvroBodies, dict[str, C
     writers: dict[int, Path] = {}
     if (value := section.value("writer_schemas")) is not None:
         if not has_header:
-            raise value.error("needs header confluent: without it, the schema of a message is unknown; there "
-                                "is writer_schema for one file")  # fmt: skip
+            raise value.error("needs header = confluent, which names the schema of each message; if all messages "
+                                "have one schema, set writer_schema")  # fmt: skip
         writers = section.member("writer_schemas", lambda each: _numbered_paths(each, beside))
     if (value := section.value("writer_schema")) is not None:
         if has_header:

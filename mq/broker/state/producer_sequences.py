@@ -407,7 +407,7 @@ def _restore_window(epoch: int, row: _Row) -> _SequenceWindow:
             raise SnapshotDamaged(f"sequence numbers do not ascend from {floor}")
         below = first + extra
     if not _NONE <= floor <= below <= SEQUENCE_MAX or not 0 <= stored_from <= floor + 1:
-        raise SnapshotDamaged(f"sequence numbers up to {below} do not fit those stored from {stored_from} to {floor}")
+        raise SnapshotDamaged(f"sequence numbers out of bounds: from {stored_from}, all up to {floor}, highest {below}")
     return window
 
 

@@ -151,7 +151,9 @@ def _binary_text(data: memoryview, at: int, length: struct.Struct, code: int, op
         raise HeaderError(code, opaque, f"ext fields end within a length, at byte {at} of {len(data)}")
     (size,) = length.unpack_from(data, at)
     if not 0 <= size <= len(data) - start:
-        raise HeaderError(code, opaque, f"ext text of {size} bytes at byte {start} of {len(data)}")
+        raise HeaderError(
+            code, opaque, f"ext text has {size} bytes at byte {start}, but the ext fields end at {len(data)}"
+        )
     return str(data[start : start + size], "utf-8", "replace"), start + size
 
 

@@ -132,7 +132,7 @@ async def _shake_hands(stream: trio.abc.Stream, tls: TlsContext | None) -> trio.
         ) from error
     protocol = tls_stream.selected_alpn_protocol()
     if protocol not in (ALPN, None):
-        raise HandshakeFailed(f"TLS: the client chose {protocol!r}")
+        raise HandshakeFailed(f"TLS: ALPN chose {protocol!r}; this server supports only {ALPN!r}")
     return tls_stream
 
 

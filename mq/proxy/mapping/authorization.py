@@ -94,7 +94,7 @@ def _time_ms(text: str) -> int:
             raise ValueError("no time of the day")
         signed_at = dt.datetime.fromisoformat(text)
         if signed_at.tzinfo is None:
-            raise ValueError("no zone")
+            raise ValueError("no time zone")
         return int(signed_at.timestamp() * 1000)
     except (ValueError, OverflowError):
         raise CodedError(

@@ -139,7 +139,7 @@ class Pulling:
         queue = _RequestedQueue(request.message_queue)
         if request.query_offset_policy == pb.TIMESTAMP:
             if not request.HasField("timestamp"):
-                raise CodedError(pb.BAD_REQUEST, "the request has no time")
+                raise CodedError(pb.BAD_REQUEST, "query_offset_policy is TIMESTAMP, but timestamp is not set")
             time_ms = timestamp_ms(request.timestamp)
             if not 0 <= time_ms <= TIME_MS_MAX:
                 raise CodedError(pb.BAD_REQUEST, f"the time is {time_ms} ms; allowed: 0 to {TIME_MS_MAX}")

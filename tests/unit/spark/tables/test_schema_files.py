@@ -77,7 +77,7 @@ def test_schema_file_path_is_relative_to_the_pipeline(place: Place) -> None:
         ("{format: avro, schema_file: orders.desc}", "orders.desc: line 2: this is not JSON"),
         ("{format: avro, schema_file: union.avsc}", "union.avsc: field id is a union of string and int"),
         ("{format: avro, schema_file: own.avsc}", "column _queue_id is the name of a column that the pipeline adds"),
-        ("{format: avro, schema_file: orders.avsc, writer_schemas: {'7': orders.avsc}}", "needs header confluent"),
+        ("{format: avro, schema_file: orders.avsc, writer_schemas: {'7': orders.avsc}}", "needs header = confluent"),
         (
             "{format: avro, schema_file: orders.avsc, header: confluent, writer_schemas: {'-7': orders.avsc}}",
             "has '-7': expected the number of a schema",
