@@ -19,12 +19,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The name in the tables and for ``--case``."""
+        """The case's name in tables and in the option ``--case``."""
         return f"{self.nodes}n-{self.body_bytes}-{self.connections}x{self.in_flight}"
 
     @property
     def load(self) -> str:
-        """The load as text, without the replicas."""
+        """The connections, messages in flight and body size as text, without the replicas."""
         body = f"{self.body_bytes} B" if self.body_bytes < 1024 else f"{self.body_bytes // 1024} KiB"
         return f"{body} {self.connections}x{self.in_flight}"
 

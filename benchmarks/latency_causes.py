@@ -48,7 +48,7 @@ def core_figures(counts: Sequence[Sequence[float]], seconds: float) -> list[Figu
 
 @dataclass(frozen=True, slots=True)
 class Writes:
-    """The synced writes of one replica so far, or in ``seconds``: how many took at most each of `BOUNDS`."""
+    """Counters of a replica's synced writes, or their growth. ``below``: how many took at most each of `BOUNDS`."""
 
     seconds: float
     nbytes: float

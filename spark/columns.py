@@ -116,7 +116,9 @@ def decode_batches(
 
 
 def offset_batches(ranges: Iterable[tuple[int, int, int]], names: Sequence[str], source: Source) -> Iterator[Any]:
-    """Yield a row for each message of the ranges (queue id, start, end); ``names`` must be of `OFFSET_COLUMNS`."""
+    """Yield batches with a row for each offset of the ranges (queue id, start, end), and the `OFFSET_COLUMNS`
+    ``names``.
+    """
     schema = schema_of(names)
     for queue_id, start, end in ranges:
         for begin in range(start, end, OFFSET_ROWS_MAX):

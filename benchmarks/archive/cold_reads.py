@@ -53,7 +53,7 @@ _FOUND, _RETRY = 0, 20
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The range of offsets of a queue to read."""
+    """A queue, and the range of offsets to read from it."""
 
     number: int
     begin: int

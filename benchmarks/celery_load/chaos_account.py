@@ -69,7 +69,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The faults and the account of a run."""
+    """The faults that a run injected, and the account of its tasks."""
 
     account: Account
     errors: list[str]

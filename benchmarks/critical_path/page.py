@@ -48,7 +48,7 @@ class LoadTrace:
 
     @property
     def name(self) -> str:
-        """The load, as it is part of file names."""
+        """The load in the form that names of files contain."""
         return self.load.rpartition(" ")[2]
 
 

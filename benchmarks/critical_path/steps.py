@@ -45,7 +45,7 @@ Trace = Sequence[Event]
 
 
 class Lane(enum.StrEnum):
-    """The thread that does a step, or the kernel."""
+    """Names the thread that does a step, or the kernel."""
 
     LEADER = "leader: event loop"
     LEADER_WRITER = "leader: writer"

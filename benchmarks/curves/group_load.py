@@ -138,7 +138,7 @@ async def _measure(clusters: Sequence[DevCluster], shape: Shape, args: Arguments
 
 
 def begin_after(connections: float, args: Arguments) -> float:
-    """Return when the windows begin of a job that starts now and opens ``connections``."""
+    """Return the monotonic time at which a job that starts now has opened ``connections`` and warmed up."""
     connect_seconds = START_SECONDS + connections / CONNECTS_PER_SECOND
     return time.clock_gettime(time.CLOCK_MONOTONIC) + connect_seconds + args.sizes.curve_warm_up_seconds
 

@@ -99,7 +99,7 @@ class Arguments(argparse.Namespace):
 
 @dataclass(slots=True)
 class ExactlyOnceRun:
-    """The sent messages and the kills of one run."""
+    """The messages that a run sent, and the kills of leaders."""
 
     args: Arguments
     ledgers: Mapping[str, Ledger] = field(

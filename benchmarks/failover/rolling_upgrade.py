@@ -50,7 +50,7 @@ PAUSE_GOAL_MS = 300.0
 
 
 class UpgradeFailed(Exception):
-    """The upgrade did not complete."""
+    """The upgrade of the group did not complete; the message says why."""
 
 
 class Load:
@@ -176,7 +176,7 @@ def last_tag() -> str:
 
 
 async def report_of(cluster: DevCluster) -> UpgradeReport | None:
-    """Return the report of `raftmq group upgrade-check`; None without one."""
+    """Return the report as `raftmq group upgrade-check` makes it; None if the group's status cannot be read."""
     try:
         status = await cluster.status()
     except ClientError:

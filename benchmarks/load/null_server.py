@@ -23,9 +23,7 @@ def reply(opaque: bytes) -> bytes:
 
 
 def serve(port: int) -> None:
-    """Respond until standard input ends. A response that the socket does not take at once is an error: there are never
-    more than the generator has in flight.
-    """
+    """Answer every send until standard input ends. The generator has so few requests in flight that no write blocks."""
     listener = socket.create_server(("127.0.0.1", port))
     epoll = select.epoll()
     epoll.register(listener.fileno(), select.EPOLLIN)

@@ -63,7 +63,7 @@ class KafkaConsumer:
         return at, reply
 
     def due(self, data: bytes, end: int) -> list[bytes]:
-        """Return when the messages of the last `take` were due. A message cut off at its end is fetched again."""
+        """Return the due times in the messages of the last `take`. A message cut off at its end is fetched again."""
         times, begin = list[bytes](), 0
         for cut_from, cut_to in self._cut:
             times += DUE.findall(data, begin, cut_from)

@@ -1,4 +1,4 @@
-"""The protocol of a load generator's connection as bytes: first requests, responses, next requests."""
+"""The interface between a load generator and a server's protocol: makes requests as bytes, and reads responses."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Archive(Workload):
         }
 
     def _kept_bytes(self, usual: int | None) -> int | None:
-        """Draw the bytes that an archive keeps; mostly equal on all replicas: one without a limit deletes nothing."""
+        """Choose how many bytes an archive keeps; mostly equal on all replicas: one without a limit deletes nothing."""
         rng = random.Random(f"{self.cluster.scenario.seed} kept bytes")
         return usual if rng.random() < 0.2 else rng.choice((None, self.cluster.scenario.segment_bytes * 5))
 
@@ -382,7 +382,7 @@ class Threads:
         self._begin(lambda: result.append(job()), over)
 
     def read_file(self, archive_end: Base, pos: int, nbytes: int, on_read: Callable[[bytes | None], None]) -> None:
-        """Read a part of a log file for a new replica, and prove that the file leads to ``archive_end``."""
+        """Read a part of an archived log file for a new replica. Checks that its archive ends at ``archive_end``."""
         if self._joining_reader is None or self._joining_reader[0] != archive_end:
             reader = open_joining(
                 archive_end,

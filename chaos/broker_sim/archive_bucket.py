@@ -27,7 +27,7 @@ from raftlog.segment.meta import Base
 
 
 class Clock(Protocol):
-    """The parts of the simulation that the bucket uses."""
+    """The clock and the trace of the simulation, as the bucket uses them."""
 
     now: float
 

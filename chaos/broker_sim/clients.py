@@ -19,7 +19,7 @@ _SUBSCRIPTION = 4
 
 
 class LostResponse(Enum):
-    """The reason that a request has no response."""
+    """Why a client got no response to a request."""
 
     UNREACHABLE = auto()
     """The request was never sent: certainly nothing happened."""

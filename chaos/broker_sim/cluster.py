@@ -171,7 +171,7 @@ class BrokerCluster(Cluster):
         return EPOCH_MS + round(self.now * 1000)
 
     def client_latency(self) -> float:
-        """Draw the seconds until the next bytes from or to a client arrive."""
+        """Choose at random how many seconds bytes travel between a client and a broker."""
         return sockets.latency(self._client_rng)
 
     def in_process(self, process: Process, what: str, step: Callable[[], object]) -> None:

@@ -226,7 +226,7 @@ class MixedWorkload(Workload):
     # -- sending back --------------------------------------------------------------------------------------------------
 
     def wants_to_give_back(self, record: StoredMessage) -> bool:
-        """Draw whether to send a message back; redelivered ones more often, so that some become dead letters."""
+        """Decide at random whether to send a message back; redelivered ones more often, so some become dead letters."""
         return not self.stopped and self.rng.random() < (0.5 if record.reconsume_times else 0.1)
 
     def give_back(self, member: Member, queue: MemberQueue, offset: int, record: StoredMessage) -> None:

@@ -45,7 +45,7 @@ _WITH_PRIORITIES = 0.5
 
 
 class MessageAt(NamedTuple):
-    """The place of a message."""
+    """A message's place: the queue and the offset in it."""
 
     topic: str
     queue_id: int

@@ -40,7 +40,7 @@ class Priorities:
         self._streak = 0
 
     def properties(self, rng: random.Random) -> dict[str, str]:
-        """Draw the properties of a new message: most are urgent, some have no priority."""
+        """Choose random properties for a new message: most are urgent, some have no priority."""
         priority = rng.choice((None, 0, 1, 2, 2, 2, 2, 7))
         return {} if priority is None else {props.PRIORITY: str(priority)}
 

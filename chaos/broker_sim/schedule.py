@@ -38,7 +38,7 @@ class BrokerScenario(Scenario):
 
 
 def draw_broker_scenario(seed: int, workload: str, safety_seconds: float = SAFETY_SECONDS) -> BrokerScenario:
-    """Draw the scenario of ``seed``, which stays the same as long as the schedules are the same."""
+    """Generate the scenario of ``seed``, which stays the same as long as the schedules are the same."""
     rng = random.Random(f"{seed} brokers")
     nodes = tuple(NodeId(f"n{number}") for number in range(rng.choice((1, 3, 3, 3, 3, 3, 3, 5))))
     hunted = rng.random() < 0.2

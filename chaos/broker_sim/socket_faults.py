@@ -70,7 +70,7 @@ class SocketFaults:
         return count
 
     def full_seconds(self) -> float:
-        """Draw the seconds for which the socket's buffer stays full."""
+        """Choose at random how many seconds the socket's buffer stays full."""
         return self._rng.uniform(0.0, _FULL_SECONDS_MAX)
 
     def on_writable(self) -> None:

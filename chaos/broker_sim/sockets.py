@@ -69,7 +69,7 @@ class SocketWorld(Protocol):
         """Run ``step`` in a turn of ``process``, unless the process has ended."""
 
     def client_latency(self) -> float:
-        """Draw the seconds until the next bytes from or to a client arrive."""
+        """Choose at random how many seconds bytes travel between a client and a broker."""
 
     def address_of(self, node: Node) -> Address:
         """Return the address at which a broker serves clients."""
@@ -185,7 +185,7 @@ class SimSocket:
         return bool(self._inbox) or self._ended
 
     def full_seconds(self) -> float:
-        """Draw the seconds until the peer receives something, so that there is space to send again."""
+        """Choose at random how many seconds pass until the peer receives something and there is space to send."""
         return self._faults.full_seconds()
 
     def on_writable(self) -> None:
@@ -474,7 +474,7 @@ class SimDialing:
 
 
 def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
-    """Draw how many bytes of a frame a client sends before it ends; None: it sends all of them and continues."""
+    """Choose at random after how many bytes of a frame the client stops; None if it sends the whole frame."""
     rng = cluster.client_faults
     if cluster.is_healed or rng.random() >= _STOP_CHANCE:
         return None
@@ -483,5 +483,5 @@ def stops_midway(cluster: SocketWorld, frame: bytes) -> int | None:
 
 
 def latency(rng: random.Random) -> float:
-    """Draw the seconds that a client's bytes travel."""
+    """Choose at random how many seconds a client's bytes travel."""
     return rng.uniform(0.0002, 0.004)

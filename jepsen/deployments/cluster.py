@@ -80,11 +80,11 @@ class Cluster:
 
     @property
     def namesrv(self) -> str:
-        """The addresses of the name servers, as clients take them."""
+        """The addresses of the name servers, in the form that clients take."""
         return ";".join(_text(self.network.clients_reach(name)) for name in NAME_SERVERS)
 
     def data_dir(self, node: str) -> Path:
-        """The data directory of a broker."""
+        """Return the data directory of a broker."""
         return self._small_disks.get(node) or self._home(node)
 
     def _home(self, node: str) -> Path:
@@ -234,7 +234,7 @@ class Cluster:
             return 0  # it has ended
 
     def exit_code(self, name: str) -> int | None:
-        """The exit code of a server that has ended; None while it runs."""
+        """Return the exit code of a server that has ended; None while it runs."""
         return self._processes.exit_code(name)
 
     def ended_by_themselves(self) -> dict[str, int]:

@@ -78,7 +78,7 @@ class Containers(Networks):
         return ["docker", "run", *options, IMAGE]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """Return the id, outside of the container, of the process that Docker started. Raises OSError without one."""
+        """Return the process id, outside of the container, of the server. Raises OSError if it does not run."""
         with trio.move_on_after(START_SECONDS_MAX):
             while process.poll() is None:
                 if pid := await _pid(namespace(name)):

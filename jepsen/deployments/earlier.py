@@ -20,7 +20,7 @@ def earlier_release() -> str:
 
 
 def unavailable() -> str | None:
-    """The reason that the earlier release is not available here, as text; None if it is."""
+    """Return the reason that the earlier release is not available here, as text; None if it is."""
     release = earlier_release()
     if _git("cat-file", "-e", f"{release}^{{commit}}").returncode:
         return f"this checkout has no git history with {release}, the earlier release"

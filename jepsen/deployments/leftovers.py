@@ -43,14 +43,14 @@ def is_held(directory: Path) -> bool:
 
 
 def mount_points(mounts: Iterable[str]) -> list[Path]:
-    """The mount points of runs in the lines of /proc/self/mounts, newest first."""
+    """Return the mount points of runs in the lines of /proc/self/mounts, newest first."""
     points = (line.split()[1].encode().decode("unicode_escape") for line in mounts if line.count(" ") >= 2)
     paths = [Path(point) for point in points if point.rpartition("/")[2].startswith(PREFIX)]
     return [point for point in reversed(paths) if point.parent != NAMESPACES]
 
 
 def run_of(environ: bytes) -> Path | None:
-    """The directory of the run that a process belongs to, from its /proc/PID/environ."""
+    """Return the directory of the run that a process belongs to, given its /proc/PID/environ."""
     for each in environ.split(b"\0"):
         name, _, value = each.partition(b"=")
         if name == RUN_VARIABLE.encode() and value:

@@ -36,35 +36,35 @@ class Loopback:
         return "local"
 
     def clients_reach(self, name: str) -> Address:
-        """The address of the proxy between clients and a server."""
+        """Return the address of the proxy through which clients reach a server."""
         return HOST, self.links[CLIENTS, name].port
 
     def listens(self, name: str) -> Address:
-        """The address behind the proxies at which a server listens."""
+        """Return the address behind the proxies at which a server listens."""
         return HOST, self.listen_ports[name]
 
     def registers_at(self, node: str, name_server: str) -> Address:
-        """The address of the proxy between a broker and a name server."""
+        """Return the address of the proxy through which a broker reaches a name server."""
         return HOST, self.links[node, name_server].port
 
     def replicates(self, node: str) -> Address:
-        """The address of a broker's replication port, behind the proxies of the others."""
+        """Return the address at which a broker listens for other brokers, behind their proxies."""
         return HOST, self.replication_ports[node]
 
     def peer(self, node: str, other: str) -> Address:
-        """The address of the proxy between two brokers; a broker reaches itself without one."""
+        """Return the address of the proxy from one broker to another; a broker reaches itself without a proxy."""
         return self.replicates(node) if node == other else (HOST, self.links[node, other].port)
 
     def program(self, name: str, launch: Launch) -> list[str]:
-        """The command of a server, which runs beside the others."""
+        """Return the command of a server, which runs beside the others, without a namespace."""
         return [*launch.prefix, *RAFTMQ]
 
     async def server_pid(self, name: str, process: ChildProcess) -> int:
-        """The id of the started process, which is the server."""
+        """Return the id of the started process: it is the server itself."""
         return process.pid
 
     def administrators(self) -> str:
-        """The host of this machine."""
+        """Return the address for the setting admin_networks: this machine."""
         return HOST
 
     async def drop(self, grudges: Grudges) -> None:
@@ -78,7 +78,7 @@ class Loopback:
         await trio.lowlevel.checkpoint()
 
     async def dropped_count(self) -> int:
-        """Number of pieces that wait, or have waited since `drop`."""
+        """Return the number of pieces of data that wait, or have waited since `drop`."""
         await trio.lowlevel.checkpoint()
         return sum(link.wait_count for link in self.links.values())
 

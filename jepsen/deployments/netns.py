@@ -56,7 +56,7 @@ _LET_PASS = ("-i", BRIDGE, "-o", BRIDGE, "-j", "ACCEPT")
 
 
 class NetworksFailed(OSError):
-    """The switch between the namespaces ended."""
+    """The process that switches packets between the namespaces has ended."""
 
 
 class NetworksInUse(OSError):
@@ -72,7 +72,7 @@ def unavailable() -> str | None:
 
 
 def deaf_to(hosts: Iterable[str]) -> str:
-    """Rules that drop all packets that a node receives from some hosts, with a counter."""
+    """Return nft rules that drop and count all packets that a node receives from some hosts."""
     return f"""table inet {PREFIX} {{
   chain in {{ type filter hook input priority 0; ip saddr {{ {", ".join(sorted(hosts))} }} counter drop; }}
 }}
@@ -80,7 +80,7 @@ def deaf_to(hosts: Iterable[str]) -> str:
 
 
 def packets_counted(ruleset: bytes) -> int:
-    """The sum of all counters in the output of `nft -j list table`."""
+    """Return the sum of all counters in the output of `nft -j list table`."""
 
     def counters(value: object) -> Iterator[int]:
         if isinstance(value, dict):
@@ -184,7 +184,7 @@ class Networks:
     # -- one node at a time ------------------------------------------------------------------------------------------
 
     def host(self, name: str) -> str:
-        """The address of a server, reachable from all the others and from outside."""
+        """Return the address of a server, which all servers and this machine can reach."""
         return _host(_servers(self.count).index(name))
 
     async def cut_off(self, node: str) -> None:

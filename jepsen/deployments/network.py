@@ -55,7 +55,7 @@ class Network(Protocol):
 
     @property
     def backend(self) -> str:
-        """The name of the back end on the command line."""
+        """The network's name in the option ``--backend``."""
         ...
 
     def clients_reach(self, name: str) -> Address:
@@ -99,5 +99,5 @@ class Network(Protocol):
         ...
 
     async def heal(self) -> None:
-        """Undo `drop`; does nothing without one."""
+        """Undo `drop`; does nothing if nothing is dropped."""
         ...

@@ -44,7 +44,7 @@ async def verify_log(cluster: Cluster, node: str) -> LogVerification:
 
 
 async def vote(cluster: Cluster, node: str) -> str | None:
-    """Return the vote of a stopped broker in its term, as `raftmq log fix-term` reports it; None without one.
+    """Return the vote of a stopped broker in its term, from `raftmq log fix-term`; None if it did not vote.
 
     Raises ClusterFailed.
     """

@@ -14,7 +14,7 @@ QUEUE_SECONDS_MAX = 0.5
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """The quality of a link in one direction.
+    """The delay, loss and other faults of the packets of a link in one direction.
 
     Attributes:
         delay: seconds for each packet.

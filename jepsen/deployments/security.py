@@ -26,7 +26,7 @@ class Security:
 
 
 def unavailable(name: str) -> str | None:
-    """The reason that this security is not available here, as text; None if it is."""
+    """Return the reason that this security is not available here, as text; None if it is."""
     if TLS in name and find_spec("trustme") is None:
         return "not installed: the Python package trustme, which makes certificates"
     return None

@@ -47,7 +47,7 @@ class Shim:
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """The files that a process with `environment` reads."""
+        """The two files that a process with the variables in `environment` reads."""
         return self._library, self.path
 
     @property

@@ -113,7 +113,8 @@ def rotten(rng: Random, content: bytes) -> bytes:
 
 
 async def store_rollback(injection: Injection, step: FaultStep, leader: str) -> None:
-    """Replace the manifest by an older one, and restart a broker. It must refuse missing files, or archive them again.
+    """Replace the manifest with an older one, and restart a broker. It must report files missing there, or archive
+    them.
 
     If no broker has replaced the older one meanwhile, the newer one is put back at the end, as an operator would.
     """

@@ -162,7 +162,7 @@ class Pipeline:
         await self._write_pieces(b"".join(self.frames), rng)
 
     async def write_and_leave(self, rng: random.Random) -> None:
-        """Write all requests, and a send without its end: no broker may store it. The caller then disconnects."""
+        """Write all requests, then only a part of a last send: no broker may store it. The caller then disconnects."""
         worker, value = self.add_send(rng)
         *whole, last = self.frames
         await self._write_pieces(b"".join(whole) + last[: rng.randrange(1, len(last))], rng)

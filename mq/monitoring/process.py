@@ -54,7 +54,7 @@ def _open_descriptors() -> int:
 
 
 def certificate_families(labels: Mapping[str, str], valid_until: dt.datetime | None) -> Iterator[Family]:
-    """Yield when the server's certificate expires, as a metric; without samples if it has no certificate."""
+    """Yield the metric with the expiry time of the server's certificate; no samples if it has no certificate."""
     samples = [] if valid_until is None else [((*labels.values(),), valid_until.timestamp())]
     text = "Expiry of the server certificate, in seconds since 1970; only with TLS."
     yield Family("raftmq_tls_certificate_expiry_timestamp_seconds", Kind.GAUGE, text, (*labels,), samples)

@@ -273,7 +273,7 @@ class QueueStore:
         self.begin_at(topic, queue_id, offset)
 
     def raise_floor(self, topic: str, queue_id: int, offset: QueueOffset) -> None:
-        """Refuse from now on to put anything before ``offset`` in front of a queue; see `prepend`."""
+        """Set the lowest offset that `prepend` may still put in front of a queue; it never sinks."""
         if self.floors is not None and offset > self.floors.get((topic, queue_id), FIRST_OFFSET):
             self.floors[topic, queue_id] = offset
 

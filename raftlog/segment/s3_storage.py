@@ -138,7 +138,7 @@ class S3Store:
         self._ahead = RangesAhead(self._read_range, objects)
 
     def read(self, name: str, length: int, offset: int) -> bytes:
-        """Read at least as far as asked, and keep the rest for the next call."""
+        """Return ``length`` bytes from ``offset``, fewer at the end of the object. Keeps more for later calls."""
         if self._ahead is not None and name not in self._ahead.names:
             return self._read_range(name, length, offset)
         block_name, start, block, is_end = self._block

@@ -167,7 +167,7 @@ class StoppedLog:
         )
 
     def entries(self, from_index: LogIndex = FIRST_INDEX) -> Iterator[EntryRef | DamagedRange]:
-        """The entries from ``from_index`` on in order, and in between the ranges that are damaged.
+        """Yield the entries from ``from_index`` on, and the damaged ranges, in the order of the log.
 
         Files that end before ``from_index`` are not read.
         """

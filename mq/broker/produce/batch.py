@@ -100,7 +100,7 @@ class BatchSends:
         return priorities.pop()
 
     def keyless(self, call: Call[SendRequest], tail: QueueTail) -> int | None:
-        """Return the index of the first message of a batch without a key, None without one. Raises RequestRefused."""
+        """Return the index of the first message without a key; None if all have one. Raises RequestRefused."""
         for number, (_, _, properties) in enumerate(self._split(call.body, tail)):
             if not props.value_of(properties, _KEYS).strip():
                 return number

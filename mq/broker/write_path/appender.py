@@ -177,7 +177,7 @@ class Appender:
         return len(self._round_ends) < self._rounds_in_flight
 
     def start_round(self) -> bool:
-        """Frame the pending items, unless too many rounds are in flight or more messages are expected at once.
+        """Start a round with the pending items, unless too many are in flight, or it pays to wait for more messages.
 
         Returns whether anything was framed.
         """
