@@ -19,7 +19,7 @@ _SUBSCRIPTION = 4
 
 
 class LostResponse(Enum):
-    """Why a client got no response to a request."""
+    """The reason why a client got no response to a request."""
 
     UNREACHABLE = auto()
     """The request was never sent: certainly nothing happened."""
