@@ -465,7 +465,7 @@ async def test_connections_beyond_the_limit_are_closed(tmp_path: Path) -> None:
 
 
 async def test_silent_connections_are_closed_except_waiting_pulls(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_seconds_max=0.05) as broker:
+    async with running(tmp_path, idle_seconds_max=0.5) as broker:
         silent, waiting = await broker.connect(), await broker.connect()
         await waiting.create_topic("T", 1)
         opaque = await waiting.post(
